@@ -1,0 +1,67 @@
+"""pytest's view of a matrix: a TOML file that is collected into one light item per case and kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from conformance.case import Case
+from conformance.errors import ConformanceError
+from conformance.kernel import Kernel
+from conformance.plan import plan
+from conformance.registry import kernels, matrices
+
+
+class CaseFailed(Exception):
+    """Carries the message of a failed case to pytest."""
+
+
+class MatrixFile(pytest.File):
+    """``matrices/<operator>.toml``."""
+
+    def collect(self) -> Iterator[pytest.Item]:
+        run = self.config.stash[RUN]
+        of = next((m for m in matrices().values() if m.path == self.path), None)
+        if of is None or of not in run.selection.matrices():
+            return
+        known = {kernel.name: kernel for kernel in kernels(of.operator, run.selection.kernels)}
+        for planned in plan(of, run.selection, tuple(run.archs)):
+            yield CaseItem.from_parent(
+                self, name=planned.name, case=planned.case, kernel=known[planned.kernel], arch=planned.arch
+            )
+
+
+class CaseItem(pytest.Item):
+    """One case on one kernel. The work is done by the worker's judge; the result travels with the report."""
+
+    def __init__(self, *, case: Case, kernel: Kernel, arch: str | None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.case = case
+        self.kernel = kernel
+        self.arch = arch
+        self.result: dict[str, Any] | None = None
+        for tier in case.tiers:
+            if tier in _MARKED:
+                self.add_marker(tier)
+
+    def runtest(self) -> None:
+        result = self.config.stash[RUN].judge_case(self.case, self.kernel, self.arch)
+        self.result = result.record()
+        if result.state == "not-run":
+            pytest.skip(result.message)
+        if result.state != "pass":
+            raise CaseFailed(f"{result.message}\n{result.trace or ''}\nRun it again: {result.rerun}".replace("\n\n", "\n"))
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+        if isinstance(excinfo.value, (CaseFailed, ConformanceError)):
+            return str(excinfo.value)
+        return super().repr_failure(excinfo, style)
+
+    def reportinfo(self) -> tuple[Any, int | None, str]:
+        return self.path, None, self.name
+
+
+_MARKED = {"smoke"}
+RUN: pytest.StashKey[Any] = pytest.StashKey()

@@ -1,0 +1,150 @@
+"""Kernels under test: the record, the decorator that registers one, and the event that says which path ran."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from conformance.errors import ConformanceError, unknown_name
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LEVELS = ("bit-exact", "within-budget", "published")
+DEVICES = ("cpu", "cuda")
+_REGISTRY: dict[tuple[str, str], Kernel] = {}
+_path: ContextVar[list[str] | None] = ContextVar("path", default=None)
+
+
+def report_path(path: str) -> None:
+    """Called by a kernel's dispatcher: the path that really runs for this call (for example "h_tiled")."""
+    events = _path.get()
+    if events is not None:
+        events.append(path)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """An implementation under test.
+
+    function: called with the operator's arguments by name; it either fills ``out`` or, having no such parameter,
+    returns the result (and may take ``out_dtype``). promise: the level below which it fails. devices: where it
+    runs. supports(params): None, or why a case is not taken. requires(): None, or why it cannot run on this
+    machine. prepare(params, device): compile ahead what a case needs. configs: strings that can be forced
+    through the function's ``config`` parameter. repeatable: same bits on every run. strided: takes strided and
+    unaligned tensors.
+    """
+
+    name: str
+    operator: str
+    function: Callable[..., Any]
+    promise: str
+    about: str = ""
+    devices: tuple[str, ...] = DEVICES
+    supports: Callable[[Mapping[str, str]], str | None] | None = None
+    requires: Callable[[], str | None] | None = None
+    prepare: Callable[[Mapping[str, str], str], None] | None = None
+    configs: tuple[str, ...] = ()
+    repeatable: bool = True
+    strided: bool = False
+    parameters: frozenset[str] = field(default_factory=frozenset)
+
+    @property
+    def module(self) -> str:
+        return self.function.__module__
+
+    @property
+    def fills_out(self) -> bool:
+        return "out" in self.parameters
+
+    def run(self, arguments: Mapping[str, Any], out: Tensor, config: str | None = None) -> tuple[Tensor, str | None]:
+        """Validate, call, and return (result, path that ran). ``out`` is filled, or tells the dtype to return.
+
+        Raises what the operator's ``validate`` raises, before the function is entered; TypeError when an argument
+        that the case gives is not taken by the function.
+        """
+        from conformance.registry import operator
+
+        operator(self.operator).validate(dict(arguments), out, self.strided)
+        given: dict[str, Any] = {}
+        for name, value in arguments.items():
+            if name in self.parameters:
+                given[name] = value
+            elif value is not None:
+                raise TypeError(f"kernel {self.name} has no parameter {name!r}, which this case gives; add it, or "
+                                "declare through supports= that such cases are not taken")
+        if self.fills_out:
+            given["out"] = out
+        elif "out_dtype" in self.parameters:
+            given["out_dtype"] = out.dtype
+        if "config" in self.parameters and config is not None:
+            given["config"] = config
+        events: list[str] = []
+        token = _path.set(events)
+        try:
+            result = self.function(**given)
+        finally:
+            _path.reset(token)
+        return (out if self.fills_out else result), (events[-1] if events else None)
+
+    def __call__(self, *args: Any, out: Tensor | None = None, out_dtype: Any = None, config: str | None = None,
+                 **kwargs: Any) -> Tensor:
+        """Call as a plain function: the operator's arguments in order or by name, ``out`` allocated if absent."""
+        import torch
+
+        from conformance.registry import operator
+
+        contract = operator(self.operator)
+        if len(args) > len(contract.arguments):
+            raise TypeError(f"{self.name} takes {len(contract.arguments)} arguments: {', '.join(contract.arguments)}")
+        arguments = dict.fromkeys(contract.arguments) | dict(zip(contract.arguments, args, strict=False))
+        for name in kwargs:
+            if name not in contract.arguments:
+                raise TypeError(f"{self.name} has no argument {name!r}; it takes {', '.join(contract.arguments)}")
+        arguments |= kwargs
+        contract.validate(arguments, out, self.strided)
+        if out is None:
+            form = contract.output(arguments, out_dtype)
+            device = next(v.device for v in arguments.values() if v is not None)
+            out = torch.empty(form.shape, dtype=form.dtype, device=device)
+        return self.run(arguments, out, config)[0]
+
+
+def kernel(operator: str, *, promise: str = "within-budget", name: str | None = None, **options: Any
+           ) -> Callable[[Callable[..., Any]], Kernel]:
+    """Register the decorated function as a kernel of ``operator``; see `Kernel` for the options.
+
+    Raises ConformanceError for an unknown option or promise, or when the name is taken by another function.
+    """
+    if promise not in LEVELS:
+        raise unknown_name("promise", promise, LEVELS)
+    known = {"about", "devices", "supports", "requires", "prepare", "configs", "repeatable", "strided"}
+    for option in options:
+        if option not in known:
+            raise unknown_name("option of @kernel", option, known)
+    for device in options.get("devices", ()):
+        if device not in DEVICES:
+            raise unknown_name("device of @kernel", device, DEVICES)
+
+    def register(function: Callable[..., Any]) -> Kernel:
+        label = name or function.__name__
+        taken = _REGISTRY.get((operator, label))
+        if taken is not None and taken.module != function.__module__:
+            raise ConformanceError(
+                f"two kernels of {operator} are called {label!r}: in {taken.module} and {function.__module__}; "
+                "give one of them another name="
+            )
+        record = Kernel(label, operator, function, promise,
+                        parameters=frozenset(inspect.signature(function).parameters), **options)
+        _REGISTRY[operator, label] = record
+        return record
+
+    return register
+
+
+def registered(operator: str) -> dict[str, Kernel]:
+    """Kernels of one operator by name, in order of registration."""
+    return {label: record for (of, label), record in _REGISTRY.items() if of == operator}

@@ -1,0 +1,151 @@
+"""Ways to launch a kernel: plain, again and again, captured in a graph, on a side stream, each configuration.
+
+Each way returns the results that must all be right, labelled, for the engine to judge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from conformance.errors import unknown_name
+from conformance.guards import GuardedOutput
+from conformance.kernel import Kernel
+from conformance.operator import Call, Operator, Shared
+
+REPEATS = 25
+
+
+class KernelRaised(Exception):
+    """A kernel raised; ``__cause__`` is what it raised. Tells its faults from those of the suite."""
+
+
+@dataclass(frozen=True)
+class Launched:
+    """One result: what was done, the call it answers, the result, the path that ran, which poison was in place."""
+
+    label: str
+    call: Call
+    result: Any
+    path: str | None
+    poison: int
+    overrun: str | None = None
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """Everything that a launch needs."""
+
+    operator: Operator
+    kernel: Kernel
+    call: Call
+    sizes: str
+    device: torch.device
+    shared: Shared
+
+    def launch(self, mode: str) -> Iterator[Launched]:
+        """Results of launching in ``mode``. Raises ConformanceError for an unknown mode."""
+        if mode not in _MODES:
+            raise unknown_name("launch mode", mode, _MODES)
+        return _MODES[mode](self)
+
+    def once(self, label: str, poison: int, config: str | None = None, out: GuardedOutput | None = None) -> Launched:
+        """Poison inputs and output, run, and look at the guard bands. ``out`` reuses a buffer."""
+        self.call.set_poison(poison)
+        if out is None:
+            out = GuardedOutput.allocate(self.call.output, self.device)
+        out.poison(poison)
+        if not self.kernel.fills_out:
+            self._dirty_allocator(poison)
+        result, path = self.run(self.call.arguments, out, config)
+        self.synchronize()
+        return Launched(label, self.call, result, path, poison, out.overrun())
+
+    def run(self, arguments: Mapping[str, Any], out: GuardedOutput, config: str | None = None) -> tuple[Any, str | None]:
+        """The kernel's result and path. Raises KernelRaised."""
+        try:
+            return self.kernel.run(arguments, out.tensor, config)
+        except Exception as error:
+            raise KernelRaised from error
+
+    def synchronize(self) -> None:
+        if self.device.type == "cuda":
+            try:
+                torch.cuda.synchronize(self.device)
+            except RuntimeError as error:  # an asynchronous fault of the kernel's
+                raise KernelRaised from error
+
+    def _dirty_allocator(self, poison: int) -> None:
+        """Let a kernel that allocates its own result find poison rather than zeros, or an earlier right result."""
+        block = GuardedOutput.allocate(self.call.output, self.device)
+        block.poison(poison)
+        del block
+
+
+def _plain(launcher: Launcher) -> Iterator[Launched]:
+    yield launcher.once("run with poison 0", 0)
+    yield launcher.once("run with poison 1", 1)
+
+
+def _repeat(launcher: Launcher) -> Iterator[Launched]:
+    for number in range(REPEATS):
+        yield launcher.once(f"repeat {number + 1} of {REPEATS}", number % 2)
+
+
+def _configs(launcher: Launcher) -> Iterator[Launched]:
+    """Every configuration that the kernel declares, each into a freshly poisoned output; a kernel without
+    configurations runs as it is."""
+    for config in launcher.kernel.configs or (None,):
+        for poison in (0, 1):
+            yield launcher.once(f"configuration {config or 'default'}, poison {poison}", poison, config)
+
+
+def _side_stream(launcher: Launcher) -> Iterator[Launched]:
+    """On a stream of its own, behind queued work; then the default stream again."""
+    stream = torch.cuda.Stream(launcher.device)
+    stream.wait_stream(torch.cuda.current_stream(launcher.device))
+    with torch.cuda.stream(stream):
+        busy = torch.ones((4096, 4096), device=launcher.device)
+        for _ in range(8):
+            busy = busy @ busy * 2.0**-12
+        yield launcher.once("on a side stream", 0)
+    torch.cuda.current_stream(launcher.device).wait_stream(stream)
+    yield launcher.once("on the default stream afterwards", 1)
+
+
+def _graph(launcher: Launcher) -> Iterator[Launched]:
+    """Captured once, replayed on the same and then on other inputs written to the same addresses."""
+    yield launcher.once("eagerly, before capture", 0)
+    out = GuardedOutput.allocate(launcher.call.output, launcher.device)
+    out.poison(0)
+    static: Mapping[str, Any] = {
+        name: value.clone() if isinstance(value, Tensor) else value for name, value in launcher.call.arguments.items()
+    }
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result, path = launcher.run(static, out)
+    case = launcher.call.case
+    again = type(case)(case.operator, {**case.params, "draw": "2"}, case.family, case.tiers)
+    other = launcher.operator.inputs(again, launcher.sizes, launcher.device, launcher.shared)
+    for label, call, poison in (("replayed", launcher.call, 0), ("replayed with new inputs", other, 1)):
+        call.set_poison(poison)
+        for name, value in call.arguments.items():
+            if isinstance(value, Tensor):
+                static[name].copy_(value)
+        out.poison(poison)
+        graph.replay()
+        launcher.synchronize()
+        yield Launched(label, call, result, path, poison, out.overrun())
+
+
+_MODES: dict[str, Callable[[Launcher], Iterator[Launched]]] = {
+    "plain": _plain,
+    "repeat": _repeat,
+    "configs": _configs,
+    "stream": _side_stream,
+    "graph": _graph,
+}

@@ -1,0 +1,207 @@
+"""Matrices: tables of axes, constraints and tiers in TOML that expand to cases.
+
+A file ``matrices/<operator>.toml`` holds ``[tier.NAME]`` tables and ``[[edge]]`` families. A tier is a list of
+blocks (``expand``), each a product of axes, or is taken from another tier (``from``) by ``select`` (parameter
+values) or ``cover`` (a covering subset). No code stands in these files, and every key is checked.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from conformance.case import Case
+from conformance.coverage import covering_subset
+from conformance.errors import ConformanceError, unknown_name
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:  # pragma: no cover - Python 3.10
+    import tomli as tomllib
+
+_TOP = {"operator", "about", "group", "default_tiers", "tier", "edge"}
+_TIER = {"about", "expand", "from", "select", "cover", "mark"}
+_EDGE = {"family", "about", "source", "expand", "smoke", "devices"}
+EDGE = "edge"
+
+
+@dataclass(frozen=True)
+class Family:
+    """An edge family: what it is for, the reports it comes from, and the devices it needs (empty = any)."""
+
+    name: str
+    about: str
+    source: str
+    devices: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """All tiers of one operator, read from ``path``.
+
+    ``group`` names the parameters that decide a case's inputs: cases that agree in them share data and should
+    meet in one worker. ``default_tiers`` run when no tier is asked for.
+    """
+
+    path: Path
+    operator: str
+    group: tuple[str, ...]
+    default_tiers: tuple[str, ...]
+    about: Mapping[str, str]
+    families: Mapping[str, Family]
+    tables: Mapping[str, Mapping[str, Any]]
+    edges: tuple[Mapping[str, Any], ...]
+
+    @property
+    def tier_names(self) -> tuple[str, ...]:
+        return (*self.tables, *((EDGE,) if self.edges else ()))
+
+    def group_of(self, case: Case) -> str:
+        """Key of the data that a case shares with others; edge cases share by family and shape."""
+        return "/".join((case.family, *(case.params.get(key, "") for key in self.group)))
+
+    def devices(self, case: Case) -> tuple[str, ...]:
+        """Device types a case is meant for; empty when it runs on all."""
+        family = self.families.get(case.family)
+        return family.devices if family else ()
+
+    def cases(self, tier: str) -> list[Case]:
+        """The cases of one tier, in declared order, each marked with every tier it was declared in here.
+
+        Raises ConformanceError for an unknown tier.
+        """
+        if tier == EDGE and self.edges:
+            return list(itertools.chain.from_iterable(self._edge_cases(edge) for edge in self.edges))
+        if tier not in self.tables:
+            raise unknown_name(f"tier of {self.operator}", tier, self.tier_names)
+        cases = self._declared(tier)
+        for other, table in self.tables.items():
+            if table.get("mark") and table.get("from") == tier:
+                marked = {case.id for case in self._declared(other)}
+                cases = [replace(c, tiers=c.tiers | {other}) if c.id in marked else c for c in cases]
+        return cases
+
+    def plan(self, tiers: Iterable[str]) -> list[Case]:
+        """The union of several tiers without repeats; the tiers of a repeated case are joined."""
+        found: dict[str, Case] = {}
+        for tier in tiers:
+            for case in self.cases(tier):
+                known = found.get(case.id)
+                found[case.id] = replace(known, tiers=known.tiers | case.tiers) if known else case
+        return list(found.values())
+
+    def _declared(self, tier: str) -> list[Case]:
+        table = self.tables[tier]
+        where = f"{self.path.name}: tier {tier!r}"
+        if "expand" in table:
+            cases = [case for block in table["expand"] for case in self._expand(block, where)]
+            cases = [replace(case, tiers=frozenset({tier})) for case in cases]
+        else:
+            cases = [replace(case, tiers=frozenset({tier})) for case in self._declared(table["from"])]
+            select = table.get("select", {})
+            cases = [case for case in cases if all(case.get(k) in _words(v, where) for k, v in select.items())]
+            if "cover" in table:
+                chosen = covering_subset([case.params for case in cases], table["cover"])
+                cases = [cases[index] for index in chosen]
+        return cases
+
+    def _edge_cases(self, edge: Mapping[str, Any]) -> list[Case]:
+        where = f"{self.path.name}: edge family {edge['family']!r}"
+        cases = [
+            replace(case, family=edge["family"], tiers=frozenset({EDGE}))
+            for block in edge["expand"]
+            for case in self._expand(block, where)
+        ]
+        smoke = edge.get("smoke", 0)
+        chosen = set(covering_subset([case.params for case in cases], min(smoke, len(cases)))) if smoke else set()
+        return [replace(c, tiers=c.tiers | {"smoke"}) if i in chosen else c for i, c in enumerate(cases)]
+
+    def _expand(self, block: Mapping[str, Any], where: str) -> Iterable[Case]:
+        """The product of a block's axes, less the points that ``require`` forbids.
+
+        A value ``=key`` copies another parameter; ``require`` lists ``["a", "divides", "b"]`` triples.
+        """
+        axes = {key: _words(values, where) for key, values in block.items() if key != "require"}
+        rules = block.get("require", [])
+        for rule in rules:
+            if len(rule) != 3 or rule[1] != "divides" or rule[0] not in axes or rule[2] not in axes:
+                raise ConformanceError(f"{where}: rule {rule!r} is not [axis, 'divides', axis]")
+        for values in itertools.product(*axes.values()):
+            params = dict(zip(axes, values, strict=True))
+            for key, value in params.items():
+                if value.startswith("="):
+                    if value[1:] not in params:
+                        raise ConformanceError(f"{where}: {key} = {value!r} refers to no axis of its block")
+                    params[key] = params[value[1:]]
+            if all(int(params[b]) % int(params[a]) == 0 for a, _, b in rules):
+                yield Case(self.operator, params)
+
+
+def _words(values: Any, where: str) -> list[str]:
+    items = values if isinstance(values, list) else [values]
+    if not items:
+        raise ConformanceError(f"{where}: an axis without values would make the tier empty")
+    for item in items:
+        if isinstance(item, bool) or not isinstance(item, (str, int)):
+            raise ConformanceError(f"{where}: axis value {item!r} must be a string or an integer")
+    return [str(item) for item in items]
+
+
+def load_matrix(path: Path) -> Matrix:
+    """Read and check one matrix file. Raises ConformanceError with file name and key."""
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise ConformanceError(f"{path}: malformed TOML: {error}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConformanceError(f"{path}: cannot be read: {error}") from None
+    _check_keys(data, _TOP, str(path))
+    if not isinstance(data.get("operator"), str):
+        raise ConformanceError(f"{path}: 'operator' must name the operator that the matrix is for")
+    tables: dict[str, Mapping[str, Any]] = data.get("tier", {})
+    for name, table in tables.items():
+        where = f"{path}: tier {name!r}"
+        _check_keys(table, _TIER, where)
+        if ("expand" in table) == ("from" in table):
+            raise ConformanceError(f"{where}: give either 'expand' or 'from'")
+        if "from" in table and table["from"] not in tables:
+            raise unknown_name(f"tier in {where}, key 'from':", table["from"], tables)
+    edges = tuple(data.get("edge", ()))
+    for edge in edges:
+        where = f"{path}: edge family {edge.get('family')!r}"
+        _check_keys(edge, _EDGE, where)
+        for key in ("family", "about", "source", "expand"):
+            if key not in edge:
+                raise ConformanceError(f"{where}: key {key!r} is missing")
+    families = {
+        edge["family"]: Family(edge["family"], edge["about"], edge["source"], tuple(edge.get("devices", ())))
+        for edge in edges
+    }
+    if len(families) != len(edges):
+        raise ConformanceError(f"{path}: two edge families have one name")
+    matrix = Matrix(
+        path=path,
+        operator=data["operator"],
+        group=tuple(data.get("group", ())),
+        default_tiers=tuple(data.get("default_tiers", tables)),
+        about={name: table.get("about", "") for name, table in tables.items()},
+        families=families,
+        tables=tables,
+        edges=edges,
+    )
+    for tier in matrix.default_tiers:
+        if tier not in matrix.tier_names:
+            raise unknown_name(f"tier in {path}, key 'default_tiers':", tier, matrix.tier_names)
+    return matrix
+
+
+def _check_keys(table: Any, known: set[str], where: str) -> None:
+    if not isinstance(table, dict):
+        raise ConformanceError(f"{where}: must be a table")
+    for key in table:
+        if key not in known:
+            raise unknown_name(f"key in {where}:", key, known)

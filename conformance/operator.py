@@ -1,0 +1,127 @@
+"""The contract of one operation, and the records that pass between it and the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from conformance.case import Case
+
+T = TypeVar("T")
+Arguments = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Output:
+    """Form that the one output tensor must have."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        count = 1
+        for extent in self.shape:
+            count *= extent
+        return count * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Call:
+    """What one case hands to a kernel.
+
+    ``arguments`` are the operator's inputs by name (None where the variant has none). ``set_poison`` fills every
+    place of the inputs that no result may depend on with poison number 0 or 1. ``regime`` is "exact" where every
+    order of summation must give the same bits. ``bitwise_rows`` masks rows of the output that the contract fixes bit
+    by bit for every kernel, whatever it promises.
+    """
+
+    case: Case
+    arguments: Arguments
+    output: Output
+    set_poison: Callable[[int], None]
+    regime: str = "real"
+    bitwise_rows: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class OracleRows:
+    """Rows [start, stop) of the exact result in fp64 and of the error that correct arithmetic may make before
+    the cast to the output format (same shape, >= 0)."""
+
+    start: int
+    stop: int
+    value: Tensor
+    error: Tensor
+
+
+@dataclass(frozen=True)
+class Reference:
+    """``golden``: the documented order of roundings, in the output's dtype. ``oracle`` yields the fp64 result a
+    few rows at a time, so that no tensor of the output's size is ever held in fp64."""
+
+    golden: Tensor
+    oracle: Callable[[], Iterator[OracleRows]]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Floating-point operations and bytes moved by one call, counting valid slots only."""
+
+    flops: int
+    bytes: int
+
+
+class Shared:
+    """Values that the cases of one group have in common; they are dropped when the group changes."""
+
+    def __init__(self) -> None:
+        self._group: str | None = None
+        self._values: dict[Any, Any] = {}
+
+    def enter(self, group: str) -> None:
+        if group != self._group:
+            self._values.clear()
+            self._group = group
+
+    def get(self, key: Any, build: Callable[[], T]) -> T:
+        if key not in self._values:
+            self._values[key] = build()
+        value: T = self._values[key]
+        return value
+
+    def clear(self) -> None:
+        self._values.clear()
+        self._group = None
+
+
+@dataclass(frozen=True)
+class Operator:
+    """Contract of one operation. Each module of ``references`` defines one as ``OPERATOR``.
+
+    name, about: as printed. arguments: input names in order. variants: public forms; ``variant(case)`` names one.
+    validate(arguments, out, strided): raises ValueError or TypeError naming argument, value and rule.
+    inputs(case, sizes, device, shared): the call of a case, ``sizes`` being "official" or "reduced".
+    reference(call, shared): golden and oracle. memory(case, sizes): peak bytes of judging the case once.
+    cost(call): roofline figures. policies: values that are choice, not mathematics. budget: the formula in words.
+    workloads: named model shapes (tokens, topk, hidden).
+    """
+
+    name: str
+    about: str
+    arguments: tuple[str, ...]
+    variants: tuple[str, ...]
+    variant: Callable[[Case], str]
+    validate: Callable[[Arguments, Tensor | None, bool], None]
+    output: Callable[[Arguments, torch.dtype | None], Output]
+    inputs: Callable[[Case, str, torch.device, Shared], Call]
+    reference: Callable[[Call, Shared], Reference]
+    memory: Callable[[Case, str], int]
+    cost: Callable[[Call], Cost]
+    policies: Mapping[str, str] = field(default_factory=dict)
+    budget: str = ""
+    workloads: Mapping[str, tuple[int, ...]] = field(default_factory=dict)

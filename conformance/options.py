@@ -1,0 +1,139 @@
+"""The options that pytest and the command line share, in one table, and the plan they select."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from conformance.case import Case, parse_case
+from conformance.errors import ConformanceError, unknown_name
+from conformance.matrix import Matrix
+from conformance.registry import matrices, matrix
+
+SIZES = ("official", "reduced")
+DATA = ("real", "exact")
+
+
+@dataclass(frozen=True)
+class Option:
+    flag: str
+    metavar: str
+    help: str
+
+    @property
+    def dest(self) -> str:
+        return "conformance_" + self.flag.strip("-").replace("-", "_")
+
+
+OPTIONS = (
+    Option("--operator", "NAME", "only this operator (several: comma-separated)"),
+    Option("--kernels", "NAME[,NAME]", "only these kernels; a module such as my_package.my_kernels adds its own"),
+    Option("--tier", "NAME[,NAME]", "tiers to run: smoke, official, full, edge, benchmark, models (default: the matrix's own)"),
+    Option("--arch", "NAME[,NAME]|all", "architectures to run on: cpu, or that of the GPU here (default: the GPU if any)"),
+    Option("--sizes", "official|reduced", "official sizes (default on a GPU) or reduced ones (default on the CPU)"),
+    Option("--data", "real|exact", "data regime of cases that name none: random values, or sums that are exact in any order"),
+    Option("--case", "ID", "only this case (several: separate by spaces)"),
+)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What the shared options ask for, checked. Empty tuples mean "all" or "the default"."""
+
+    operators: tuple[str, ...] = ()
+    kernels: tuple[str, ...] = ()
+    tiers: tuple[str, ...] = ()
+    archs: tuple[str, ...] = ()
+    sizes: str | None = None
+    data: str = "real"
+    cases: tuple[str, ...] = ()
+
+    def matrices(self) -> list[Matrix]:
+        """The matrices asked for. Raises ConformanceError for an operator that has none."""
+        names = self.operators or tuple(matrices())
+        wanted = {parse_case(text).operator for text in self.cases}
+        return [matrix(name) for name in names if not wanted or name in wanted]
+
+    def cases_of(self, of: Matrix) -> list[Case]:
+        """The planned cases of one matrix, grouped so that those which share data follow one another.
+
+        Raises ConformanceError for an unknown tier, or a --case that no tier holds.
+        """
+        if self.cases:
+            cases = [_find(of, text) for text in self.cases if parse_case(text).operator == of.operator]
+        else:
+            cases = of.plan(self.tiers_of(of))
+        if self.data == "exact":
+            cases = [with_data(case, "exact") for case in cases]
+        groups: dict[str, list[Case]] = {}
+        for case in cases:
+            groups.setdefault(of.group_of(case), []).append(case)
+        return [case for group in groups.values() for case in group]
+
+    def tiers_of(self, of: Matrix) -> tuple[str, ...]:
+        """Tiers asked for, or the matrix's own; ``TK_FULL_TEST`` puts "full" in the place of "official"."""
+        if self.tiers:
+            return self.tiers
+        full = os.environ.get("TK_FULL_TEST") in ("1", "true", "True") and "full" in of.tier_names
+        return tuple("full" if full and tier == "official" else tier for tier in of.default_tiers)
+
+
+def with_data(case: Case, data: str) -> Case:
+    """The case on other data; one that names its own keeps it."""
+    if "data" in case.params:
+        return case
+    return Case(case.operator, {**case.params, "data": data}, case.family, case.tiers)
+
+
+def _find(of: Matrix, text: str) -> Case:
+    wanted = parse_case(text)
+    plain = dict(wanted.params)
+    for tier in of.tier_names:
+        for case in of.cases(tier):
+            if case == wanted or (plain.get("data") in DATA and with_data(case, plain["data"]) == wanted):
+                return Case(wanted.operator, wanted.params, wanted.family, case.tiers)
+    raise ConformanceError(
+        f"no tier of {of.operator} holds the case {text!r}; 'python -m conformance list --operator {of.operator}' "
+        "prints those that exist"
+    )
+
+
+def select(get: Callable[[str], Any]) -> Selection:
+    """Build the selection from parsed options (``get(dest)``). Raises ConformanceError for unknown values."""
+    value = {option.flag: get(option.dest) for option in OPTIONS}
+    for flag, known in (("--sizes", SIZES), ("--data", DATA)):
+        if value[flag] is not None and value[flag] not in known:
+            raise unknown_name(f"value of {flag}", value[flag], known)
+    operators, tiers = _split(value["--operator"]), _split(value["--tier"])
+    for name in operators:
+        matrix(name)
+    chosen = [matrix(name) for name in operators] or list(matrices().values())
+    for tier in tiers:
+        if not any(tier in of.tier_names for of in chosen):
+            raise unknown_name("tier", tier, {name for of in chosen for name in of.tier_names})
+    cases = tuple((value["--case"] or "").split())
+    for text in cases:
+        _find(matrix(parse_case(text).operator), text)
+    return Selection(
+        operators, _split(value["--kernels"]), tiers, _split(value["--arch"]), value["--sizes"],
+        value["--data"] or "real", cases,
+    )
+
+
+def _split(text: str | None) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip()) if text else ()
+
+
+def add_to_argparse(parser: Any, but: tuple[str, ...] = ()) -> None:
+    for option in OPTIONS:
+        if option.flag not in but:
+            parser.add_argument(option.flag, dest=option.dest, metavar=option.metavar, help=option.help)
+
+
+def iter_flags(selection: Selection) -> Iterator[str]:
+    """The selection as options again, for a rerun line."""
+    for flag, words in (("--operator", selection.operators), ("--kernels", selection.kernels), ("--tier", selection.tiers)):
+        if words:
+            yield f"{flag} {','.join(words)}"

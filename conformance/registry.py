@@ -1,0 +1,121 @@
+"""Finds what the other folders define: operators, matrices and kernels, by folder and by entry point."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.metadata
+import importlib.util
+import pkgutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+from conformance.errors import ConformanceError, unknown_name
+from conformance.kernel import Kernel, registered
+from conformance.matrix import Matrix, load_matrix
+from conformance.operator import Operator
+
+ROOT = Path(__file__).resolve().parent.parent
+ENTRY_POINTS = "conformance.kernels"
+
+
+def put_checkout_first() -> None:
+    """Make ``references`` and ``kernels`` mean this checkout's folders (a published package is called kernels too).
+
+    Raises ConformanceError when another package of that name is already imported.
+    """
+    if sys.path[:1] != [str(ROOT)]:
+        sys.path.insert(0, str(ROOT))
+    for name in ("references", "kernels"):
+        module = sys.modules.get(name)
+        if module is not None and str(ROOT / name) not in map(str, getattr(module, "__path__", ())):
+            raise ConformanceError(
+                f"the package {name!r} was imported from {getattr(module, '__file__', '?')}, not from {ROOT / name}; "
+                f"put {ROOT} first on PYTHONPATH"
+            )
+
+
+def _import(name: str, what: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ConformanceError:
+        raise
+    except Exception as error:
+        raise ConformanceError(f"{what} {name} cannot be imported: {type(error).__name__}: {error}") from error
+
+
+@functools.lru_cache(maxsize=None)
+def operators() -> dict[str, Operator]:
+    """Every operator that a module of ``references`` defines, by name."""
+    put_checkout_first()
+    found: dict[str, Operator] = {}
+    for info in pkgutil.iter_modules([str(ROOT / "references")]):
+        contract = getattr(_import(f"references.{info.name}", "reference module"), "OPERATOR", None)
+        if isinstance(contract, Operator):
+            found[contract.name] = contract
+    return found
+
+
+def operator(name: str) -> Operator:
+    """One operator. Raises ConformanceError that lists the known ones."""
+    if name not in operators():
+        raise unknown_name("operator", name, operators())
+    return operators()[name]
+
+
+def matrix_files() -> list[Path]:
+    return sorted((ROOT / "matrices").glob("*.toml"))
+
+
+@functools.lru_cache(maxsize=None)
+def matrices() -> dict[str, Matrix]:
+    """Every matrix of ``matrices/*.toml`` by operator name. Needs no torch."""
+    return {matrix.operator: matrix for matrix in map(load_matrix, matrix_files())}
+
+
+def matrix(name: str) -> Matrix:
+    """The matrix of one operator. Raises ConformanceError that lists the known ones."""
+    if name not in matrices():
+        raise unknown_name("operator", name, matrices())
+    return matrices()[name]
+
+
+@functools.lru_cache(maxsize=None)
+def _load_kernels() -> None:
+    put_checkout_first()
+    for info in pkgutil.iter_modules([str(ROOT / "kernels")]):
+        if info.ispkg and info.name != "mutants":
+            _import(f"kernels.{info.name}", "kernel package")
+    for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
+        _import(point.module, f"kernel module of entry point {point.name!r}:")
+
+
+def kernels(operator_name: str, wanted: Sequence[str] = ()) -> list[Kernel]:
+    """The kernels of an operator: all, or those ``wanted`` by name or by importable module ("package.module").
+
+    Raises ConformanceError for a name that is neither a known kernel of any operator nor a module, and for a
+    module that defines no kernel.
+    """
+    _load_kernels()
+    if not wanted:
+        return list(registered(operator_name).values())
+    chosen: dict[str, Kernel] = {}
+    for name in wanted:
+        known = registered(operator_name)
+        if name in known:
+            chosen[name] = known[name]
+        elif any(name in registered(other) for other in operators()):
+            continue
+        elif "." in name or importlib.util.find_spec(name) is not None:
+            _import(name, "kernel module")
+            everything = [k for other in operators() for k in registered(other).values()]
+            if not any(k.module == name or k.module.startswith(name + ".") for k in everything):
+                raise ConformanceError(f"module {name} defines no kernel: decorate a function with @conformance.kernel")
+            chosen |= {k.name: k for k in registered(operator_name).values()
+                       if k.module == name or k.module.startswith(name + ".")}
+        else:
+            names = [k for other in operators() for k in registered(other)]
+            raise unknown_name("kernel", name, names)
+    return list(chosen.values())

@@ -1,0 +1,133 @@
+"""How xdist hands out items: whole groups of cases that share data, to one worker at a time.
+
+The stock "loadscope" mode keeps scopes together too, but looks items up in linear time and may hang when a worker
+is replaced (pytest-xdist#1323). Here a crashed worker's unfinished items go back to the front of the queue.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from xdist.report import report_collection_diff
+
+if TYPE_CHECKING:
+    from xdist.workermanage import WorkerController
+
+_LOW_WATER = 2  # a worker runs an item only when it knows the next one
+
+
+class GroupScheduling:
+    """xdist's scheduler protocol over groups of item indices. ``group_of`` maps a node id to its group;
+    ``on_collected`` is told the collected node ids once, before anything runs."""
+
+    def __init__(
+        self, workers: int, group_of: Callable[[str], str], on_collected: Callable[[Sequence[str]], None], log: Any
+    ) -> None:
+        self._workers = workers
+        self._group_of = group_of
+        self._on_collected = on_collected
+        self._log = log
+        self.collection: list[str] | None = None
+        self._collections: dict[WorkerController, list[str]] = {}
+        self._assigned: dict[WorkerController, deque[int]] = {}
+        self._queue: deque[list[int]] = deque()
+
+    @property
+    def nodes(self) -> list[WorkerController]:
+        return list(self._assigned)
+
+    @property
+    def collection_is_completed(self) -> bool:
+        return self.collection is not None or len(self._collections) >= self._workers
+
+    @property
+    def tests_finished(self) -> bool:
+        return (
+            self.collection_is_completed
+            and not self._queue
+            and all(len(pending) < _LOW_WATER for pending in self._assigned.values())
+        )
+
+    @property
+    def has_pending(self) -> bool:
+        return bool(self._queue) or any(self._assigned.values())
+
+    def add_node(self, node: WorkerController) -> None:
+        self._assigned[node] = deque()
+
+    def add_node_collection(self, node: WorkerController, collection: Sequence[str]) -> None:
+        if self.collection is not None and list(collection) != self.collection:
+            self._log("a replaced worker collected other items", node)
+            node.shutdown()
+            return
+        self._collections[node] = list(collection)
+
+    def mark_test_complete(self, node: WorkerController, item_index: int, duration: float = 0) -> None:
+        self._assigned[node].remove(item_index)
+        self._feed(node)
+
+    def mark_test_pending(self, item: str) -> None:
+        assert self.collection is not None
+        self._queue.appendleft([self.collection.index(item)])
+        for node in self.nodes:
+            self._feed(node)
+
+    def remove_pending_tests_from_node(self, node: WorkerController, indices: Sequence[int]) -> None:
+        for index in indices:
+            self._assigned[node].remove(index)
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        """Forget a worker. When it died at work, return the node id it was running and requeue the others."""
+        pending = self._assigned.pop(node)
+        self._collections.pop(node, None)
+        if not pending or self.collection is None:
+            return None
+        crashed = pending.popleft()
+        if pending:
+            self._queue.appendleft(list(pending))
+        for other in self.nodes:
+            self._feed(other)
+        return self.collection[crashed]
+
+    def drop(self, unwanted: Callable[[str], bool]) -> list[str]:
+        """Take the items that no worker has yet and that are ``unwanted`` out of the queue; return their ids."""
+        assert self.collection is not None
+        dropped: list[str] = []
+        kept: deque[list[int]] = deque()
+        for group in self._queue:
+            gone = {index for index in group if unwanted(self.collection[index])}
+            dropped += [self.collection[index] for index in group if index in gone]
+            if rest := [index for index in group if index not in gone]:
+                kept.append(rest)
+        self._queue = kept
+        return dropped
+
+    def schedule(self) -> None:
+        """Start handing out items; called again when a replaced worker has collected."""
+        if self.collection is None:
+            first, *others = self._collections.items()
+            for node, collection in others:
+                if collection != first[1]:
+                    difference = report_collection_diff(first[1], collection, first[0].gateway.id, node.gateway.id)
+                    raise RuntimeError(f"the workers planned different items: {difference}")
+            self.collection = first[1]
+            self._on_collected(self.collection)
+            groups: dict[str, list[int]] = {}
+            for index, nodeid in enumerate(self.collection):
+                groups.setdefault(self._group_of(nodeid), []).append(index)
+            self._queue.extend(groups.values())
+        for node in self.nodes:
+            self._feed(node)
+
+    def _feed(self, node: WorkerController) -> None:
+        if node.shutting_down or node not in self._collections:
+            return
+        pending = self._assigned[node]
+        while self._queue and len(pending) < _LOW_WATER:
+            group = self._queue.popleft()
+            pending.extend(group)
+            node.send_runtest_some(group)
+        if not self._queue:
+            node.shutdown()

@@ -1,0 +1,171 @@
+"""The comparison of one output with its reference: form, NaN and infinity maps, budget, tolerance, level.
+
+Levels, best first: bit-exact (the golden's bytes), within-budget (each element within the error that correct
+arithmetic may make, and within the published tolerance), published (only the latter). A NaN is never a wildcard.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from conformance.formats import bits, format_of
+from conformance.kernel import LEVELS
+from conformance.operator import Call, OracleRows, Output, Reference
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the comparison says. ``level`` is None when no level was reached; ``kind`` is None when it passed."""
+
+    level: str | None
+    kind: str | None = None
+    message: str = ""
+    budget_fraction: float | None = None
+    max_error: float | None = None
+    wrong: int = 0
+    first: dict[str, Any] | None = None
+
+    @property
+    def passed(self) -> bool:
+        return self.kind is None
+
+
+@dataclass
+class _Tally:
+    """Running figures over the rows of one output; ``first`` is the first element over its budget."""
+
+    fraction: float = 0.0
+    error: float = 0.0
+    over_budget: int = 0
+    over_published: int = 0
+    wrong_infinities: int = 0
+    first: dict[str, Any] | None = None
+
+
+def check_form(result: Any, form: Output, device: torch.device) -> str | None:
+    """What is wrong with the form of ``result``, or None."""
+    if not isinstance(result, Tensor):
+        return f"returned {type(result).__name__} instead of a tensor"
+    if result.dtype != form.dtype:
+        return f"dtype is {result.dtype}, {form.dtype} is required"
+    if tuple(result.shape) != form.shape:
+        return f"shape is {tuple(result.shape)}, {form.shape} is required"
+    if result.device != device:
+        return f"device is {result.device}, {device} is required"
+    if result.numel() and not result.is_contiguous():
+        return f"strides are {result.stride()}, a contiguous result is required"
+    return None
+
+
+def golden_fraction(reference: Reference) -> float:
+    """Budget fraction of the golden itself: what every bit-exact kernel has."""
+    return _tally(reference.golden, reference).fraction
+
+
+def judge(result: Tensor, call: Call, reference: Reference, promise: str, fraction_if_exact: float) -> Verdict:
+    """Compare ``result`` (its form already checked) with the reference and hold it to ``promise``."""
+    golden = reference.golden
+    if torch.equal(bits(result), bits(golden)):
+        return Verdict("bit-exact", budget_fraction=fraction_if_exact)
+    nan = result.float().isnan()
+    if bool((wrong := nan != golden.float().isnan()).any()):
+        return _failure("nan-map", "are NaN on one side only", wrong, result, golden, Verdict(None))
+    differs = (bits(result) != bits(golden)) & ~nan
+    tally = _tally(result, reference)
+    level = _level(tally, differs)
+    figures = Verdict(level, budget_fraction=tally.fraction, max_error=tally.error)
+    if tally.wrong_infinities:
+        wrong = differs & (result.float().isinf() | golden.float().isinf())
+        return _failure("inf-map", "are infinite on one side only, or of the other sign", wrong, result, golden, figures)
+    if call.regime == "exact":
+        unequal = differs & ~((result.float() == 0) & (golden.float() == 0))
+        if bool(unequal.any()):
+            rule = "differ although this data makes every sum exact in any order"
+            return _failure("exact", rule, unequal, result, golden, figures)
+    if call.bitwise_rows is not None and bool((wrong := differs & call.bitwise_rows[:, None]).any()):
+        return _failure("bits", "differ in rows that the contract fixes bit by bit", wrong, result, golden, figures)
+    if level is not None and LEVELS.index(level) <= LEVELS.index(promise):
+        return figures
+    if promise == "bit-exact" and level is not None:
+        return _failure("bits", f"differ from the golden in their bits (promised bit-exact, reached {level})",
+                        differs, result, golden, figures)
+    kind, count, rule = (
+        ("budget", tally.over_budget, f"exceed the error budget (worst {tally.fraction:.3g} times the budget)")
+        if tally.over_budget
+        else ("published", tally.over_published, "exceed the published tolerance")
+    )
+    first = tally.first or {}
+    message = f"{count} of {result.numel()} elements {rule}; first at {_show(first)}"
+    return replace(figures, kind=kind, message=message, wrong=count, first=first or None)
+
+
+def _level(tally: _Tally, differs: Tensor) -> str | None:
+    if tally.over_published:
+        return None
+    if tally.over_budget:
+        return "published"
+    return "within-budget" if bool(differs.any()) else "bit-exact"
+
+
+def _tally(result: Tensor, reference: Reference) -> _Tally:
+    tally = _Tally()
+    for rows in reference.oracle():
+        _measure(result[rows.start : rows.stop], reference.golden[rows.start : rows.stop], rows, tally)
+    return tally
+
+
+def _measure(result: Tensor, golden: Tensor, rows: OracleRows, tally: _Tally) -> None:
+    """Add the rows' errors, in units of budget and of published tolerance, to ``tally``.
+
+    NaNs were compared as maps before. An infinity is right where the golden has it with the same sign, or where
+    the exact value is so near the end of the finite range that correct arithmetic may land on either side.
+    """
+    form = format_of(result.dtype)
+    assert form is not None, f"no format is known for {result.dtype}"
+    value, golden, expected = result.double(), golden.double(), rows.value
+    if form.name == "e4m3":
+        expected = expected.clamp(-form.maximum, form.maximum)
+    allowed = rows.error.nan_to_num(nan=0.0, posinf=0.0)  # no arithmetic error turns an infinite sum finite
+    budget = allowed + form.half_ulp(expected.abs() + allowed)
+    error = (value - expected).abs_()
+    settled = value.isnan()
+    infinite = value.isinf()
+    if bool(infinite.any()) or bool(golden.isinf().any()):
+        edge = form.maximum * (1.0 + 0.5 / (2.0**form.precision - 1))  # halfway to the next power of two
+        same_sign = value.sign() == expected.sign()
+        settled |= infinite & (golden == value)
+        settled |= infinite & same_sign & (expected.abs() + allowed >= edge)
+        tally.wrong_infinities += int(((infinite | golden.isinf()) & ~settled & ~(error <= budget)).sum())
+    fraction = (error / budget).masked_fill_(settled, 0.0).nan_to_num_(nan=torch.inf)
+    over_budget = fraction > 1.0
+    over_published = (~(error <= form.published * (1 + expected.abs()))).logical_and_(~settled)
+    tally.over_published += int(over_published.sum())
+    if fraction.numel():
+        tally.fraction = max(tally.fraction, float(fraction.max()))
+        tally.error = max(tally.error, float(error.masked_fill(settled, 0.0).nan_to_num_(nan=torch.inf).max()))
+    if tally.fraction > 1.0 and (count := int(over_budget.sum())):
+        tally.over_budget += count
+        if tally.first is None:
+            place = tuple(over_budget.nonzero()[0].tolist())
+            tally.first = {"index": [rows.start + place[0], *place[1:]], "expected": float(expected[place]),
+                           "actual": float(value[place]), "budget": float(budget[place])}
+
+
+def _failure(kind: str, rule: str, wrong: Tensor, result: Tensor, golden: Tensor, figures: Verdict) -> Verdict:
+    """The figures as a failure: how many elements break the rule, and the first of them."""
+    place = tuple(wrong.nonzero()[0].tolist())
+    first = {"index": list(place), "expected": float(golden[place]), "actual": float(result[place])}
+    count = int(wrong.sum())
+    message = f"{count} of {result.numel()} elements {rule}; first at {_show(first)}"
+    return replace(figures, kind=kind, message=message, wrong=count, first=first)
+
+
+def _show(first: dict[str, Any]) -> str:
+    if not first:
+        return "an unknown place"
+    budget = f" (budget {first['budget']:.3g})" if "budget" in first else ""
+    return f"{first['index']}: expected {first['expected']:.9g}, got {first['actual']:.9g}{budget}"

@@ -1,0 +1,1 @@
+"""Golden references and oracles: one module per operator, each defining ``OPERATOR``. Plain PyTorch, eager."""
