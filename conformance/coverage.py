@@ -6,6 +6,7 @@ Only combinations that some case of the whole matrix holds are counted (constrai
 
 from __future__ import annotations
 
+import heapq
 import itertools
 from collections.abc import Mapping, Sequence
 
@@ -29,29 +30,37 @@ def covering_subset(cases: Sequence[Params], size: int) -> list[int]:
     """Indices of ``size`` cases chosen greedily so that pairs, then triples, are covered; in matrix order.
 
     Each step takes the case that adds the most uncovered pairs (while any is left), then triples; ties go to the
-    case whose parameter values were used least so far, then to the earliest: deterministic, no random draw.
+    case whose parameter values were used least so far, then to the earliest: deterministic, no random draw. A
+    case's gain only ever shrinks, so a heap of stale gains needs to re-measure its top alone (lazy greedy).
     """
-    pairs = [combinations_of(params, 2) for params in cases]
-    triples = [combinations_of(params, 3) for params in cases]
-    left_pairs: set[Combination] = set().union(*pairs) if pairs else set()
-    left_triples: set[Combination] = set().union(*triples) if triples else set()
-    used: dict[tuple[str, str], int] = {}
+    if size >= len(cases):
+        return list(range(len(cases)))
+    codes: dict[tuple[str, str], int] = {}
+    points = [[codes.setdefault(item, len(codes)) for item in params.items()] for params in cases]
+    width = len(codes)
+    pairs = [{a * width + b for a, b in itertools.combinations(point, 2)} for point in points]
+    triples = [{(a * width + b) * width + c for a, b, c in itertools.combinations(point, 3)} for point in points]
+    covered: set[int] = set()
+    covered_triples: set[int] = set()
+    used = [0] * width
+
+    def gain(index: int) -> tuple[int, int, int, int]:
+        fresh = len(pairs[index] - covered), len(triples[index] - covered_triples)
+        return -fresh[0], -fresh[1], sum(used[code] for code in points[index]), index
+
+    heap = [gain(index) for index in range(len(cases))]
+    heapq.heapify(heap)
     chosen: list[int] = []
-    remaining = set(range(len(cases)))
-    while remaining and len(chosen) < size:
-        best = max(
-            remaining,
-            key=lambda i: (
-                len(pairs[i] & left_pairs),
-                len(triples[i] & left_triples),
-                -sum(used.get(item, 0) for item in cases[i].items()),
-                -i,
-            ),
-        )
-        remaining.remove(best)
-        chosen.append(best)
-        left_pairs -= pairs[best]
-        left_triples -= triples[best]
-        for item in cases[best].items():
-            used[item] = used.get(item, 0) + 1
+    while len(chosen) < size:
+        index = heap[0][3]
+        current = gain(index)
+        if current != heap[0]:
+            heapq.heapreplace(heap, current)
+            continue
+        heapq.heappop(heap)
+        chosen.append(index)
+        covered |= pairs[index]
+        covered_triples |= triples[index]
+        for code in points[index]:
+            used[code] += 1
     return sorted(chosen)

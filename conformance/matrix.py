@@ -25,7 +25,7 @@ else:  # pragma: no cover - Python 3.10
 
 _TOP = {"operator", "about", "group", "default_tiers", "tier", "edge"}
 _TIER = {"about", "expand", "from", "select", "cover", "mark"}
-_EDGE = {"family", "about", "source", "expand", "smoke", "devices"}
+_EDGE = {"family", "about", "source", "expand", "cover", "smoke", "devices"}
 EDGE = "edge"
 
 
@@ -116,8 +116,9 @@ class Matrix:
             for block in edge["expand"]
             for case in self._expand(block, where)
         ]
-        smoke = edge.get("smoke", 0)
-        chosen = set(covering_subset([case.params for case in cases], min(smoke, len(cases)))) if smoke else set()
+        if "cover" in edge:
+            cases = [cases[index] for index in covering_subset([case.params for case in cases], edge["cover"])]
+        chosen = set(covering_subset([case.params for case in cases], edge.get("smoke", 0)))
         return [replace(c, tiers=c.tiers | {"smoke"}) if i in chosen else c for i, c in enumerate(cases)]
 
     def _expand(self, block: Mapping[str, Any], where: str) -> Iterable[Case]:

@@ -11,11 +11,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from conformance.errors import ConformanceError, unknown_name
 from conformance.kernel import Kernel, registered
 from conformance.matrix import Matrix, load_matrix
-from conformance.operator import Operator
+
+if TYPE_CHECKING:
+    from conformance.operator import Operator
 
 ROOT = Path(__file__).resolve().parent.parent
 ENTRY_POINTS = "conformance.kernels"
@@ -49,6 +52,8 @@ def _import(name: str, what: str) -> ModuleType:
 @functools.lru_cache(maxsize=None)
 def operators() -> dict[str, Operator]:
     """Every operator that a module of ``references`` defines, by name."""
+    from conformance.operator import Operator  # brings torch, which planning does without
+
     put_checkout_first()
     found: dict[str, Operator] = {}
     for info in pkgutil.iter_modules([str(ROOT / "references")]):
