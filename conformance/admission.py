@@ -53,18 +53,12 @@ class Admission:
         self._path = path
         self._free = free
         self._release_cache = release_cache
-        self._granted = 0
-
-    def holds(self, need: int) -> bool:
-        """Whether what was granted last covers ``need`` without being wasteful (over four times as much)."""
-        return need <= self._granted <= max(4 * need, 1 << 31)
 
     def acquire(self, need: int, patience: float = 600.0) -> None:
         """Wait until ``need`` bytes fit beside the other processes' grants. What was granted before is returned
         first. A process is always admitted when it is alone, so a case that would fit alone never starves."""
         self._release_cache()
         deadline = time.monotonic() + patience
-        self._granted = 0
         while True:
             with self._ledger() as grants:
                 grants.pop(str(os.getpid()), None)
@@ -74,7 +68,7 @@ class Admission:
                     grants[_CAPACITY] = free
                 room = min(free, grants[_CAPACITY] - sum(others.values())) - _RESERVE
                 if need <= room or not others or time.monotonic() > deadline:
-                    grants[str(os.getpid())] = self._granted = need
+                    grants[str(os.getpid())] = need
                     return
             time.sleep(0.02)
 

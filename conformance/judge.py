@@ -73,7 +73,7 @@ class Settings:
 
     @property
     def torch_device(self) -> torch.device:
-        return torch.device(self.device)
+        return torch.device("cuda", 0) if self.device == "cuda" else torch.device(self.device)
 
 
 def rerun_command(case: str, kernel: str, settings: Settings) -> str:
@@ -106,7 +106,7 @@ def why_not_run(case: Case, kernel: Kernel, settings: Settings) -> str | None:
         return f"{case.family} needs {' or '.join(wanted)}"
     if settings.device not in kernel.devices:
         return f"{kernel.name} runs on {' or '.join(kernel.devices)}"
-    reason = kernel.requires() if kernel.requires else None
+    reason = kernel.requires(settings.device) if kernel.requires else None
     if reason:
         return reason
     reason = kernel.supports(case.params) if kernel.supports else None
@@ -139,9 +139,15 @@ class Judge:
             return blank_result(case, kernel, self.settings, "not-run", message=reason, lane="route")
         start = time.perf_counter()
         blank = blank_result(case, kernel, self.settings, "pass")
-        subject = self._prepare(case, blank.group)
-        with torch_settings_kept():
-            result = self._judged(case, kernel, subject, blank)
+        try:
+            subject = self._prepare(case, blank.group)
+            with torch_settings_kept():
+                result = self._judged(case, kernel, subject, blank)
+        except torch.OutOfMemoryError as error:
+            self.forget()
+            first_line = str(error).splitlines()[0]
+            return replace(blank, state="error", kind="memory",
+                           message=f"{case.id} on {kernel.name}: out of memory in the suite itself: {first_line}")
         if result.state != "pass":
             if not self._context_works():
                 self.lost = f"the GPU context was lost by {case.id} on {kernel.name}: {result.message}"
@@ -157,6 +163,10 @@ class Judge:
         except RuntimeError:
             return False
         return True
+
+    def holds(self, case: Case) -> bool:
+        """Whether the inputs of the case's group are in memory."""
+        return self.shared.group == matrix(case.operator).group_of(case)
 
     def forget(self) -> None:
         """Drop all inputs and references; the next case builds its own."""

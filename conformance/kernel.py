@@ -32,7 +32,7 @@ class Kernel:
 
     function: called with the operator's arguments by name; it either fills ``out`` or, having no such parameter,
     returns the result (and may take ``out_dtype``). promise: the level below which it fails. devices: where it
-    runs. supports(params): None, or why a case is not taken. requires(): None, or why it cannot run on this
+    runs. supports(params): None, or why a case is not taken. requires(device): None, or why it cannot run on this
     machine. prepare(params, device): compile ahead what a case needs. configs: strings that can be forced
     through the function's ``config`` parameter. repeatable: same bits on every run. strided: takes strided and
     unaligned tensors.
@@ -45,7 +45,7 @@ class Kernel:
     about: str = ""
     devices: tuple[str, ...] = DEVICES
     supports: Callable[[Mapping[str, str]], str | None] | None = None
-    requires: Callable[[], str | None] | None = None
+    requires: Callable[[str], str | None] | None = None
     prepare: Callable[[Mapping[str, str], str], None] | None = None
     configs: tuple[str, ...] = ()
     repeatable: bool = True

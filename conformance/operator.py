@@ -80,13 +80,13 @@ class Shared:
     """Values that the cases of one group have in common; they are dropped when the group changes."""
 
     def __init__(self) -> None:
-        self._group: str | None = None
+        self.group: str | None = None
         self._values: dict[Any, Any] = {}
 
     def enter(self, group: str) -> None:
-        if group != self._group:
+        if group != self.group:
             self._values.clear()
-            self._group = group
+            self.group = group
 
     def get(self, key: Any, build: Callable[[], T]) -> T:
         if key not in self._values:
@@ -96,7 +96,7 @@ class Shared:
 
     def clear(self) -> None:
         self._values.clear()
-        self._group = None
+        self.group = None
 
 
 @dataclass(frozen=True)

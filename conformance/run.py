@@ -35,18 +35,27 @@ class Run:
         return Settings(device=device, sizes=sizes, arch=arch)
 
     def judge_case(self, case: Case, kernel: Kernel, arch: str | None) -> Result:
-        """Judge one case within its time limit, after memory for its group was granted."""
+        """Judge one case within its time limit, after memory for its group was granted.
+
+        A case that runs out of device memory is tried again with room for twice its estimate.
+        """
         arch = arch or next(iter(self.archs))
         judge = self._judge(arch)
-        self._admit(judge, case)
-        self.crash_log.arm(self.case_timeout)
-        try:
-            result = judge.run(case, kernel)
-        finally:
-            self.crash_log.disarm()
+        for attempt in (1, 2):
+            self._admit(judge, case, attempt)
+            result = self._timed(judge, case, kernel)
+            if not (result.state == "error" and "out of memory" in result.message):
+                break
         if judge.lost:
             self.crash_log.give_up(f"{result.message} (the GPU context is lost; later cases run in a fresh worker)")
         return result
+
+    def _timed(self, judge: Judge, case: Case, kernel: Kernel) -> Result:
+        self.crash_log.arm(self.case_timeout)
+        try:
+            return judge.run(case, kernel)
+        finally:
+            self.crash_log.disarm()
 
     def prepare(self, work: Iterable[tuple[Case, Kernel, str | None]]) -> None:
         """Compile ahead. Each worker starts at another place of the list, so that together they compile in
@@ -54,7 +63,7 @@ class Run:
         todo: dict[tuple[str, ...], tuple[Kernel, Case, str]] = {}
         for case, kernel, arch in work:
             device = self.archs[arch or next(iter(self.archs))]
-            if kernel.prepare is None or device not in kernel.devices or (kernel.requires and kernel.requires()):
+            if kernel.prepare is None or device not in kernel.devices or (kernel.requires and kernel.requires(device)):
                 continue
             signature = (kernel.name, device, *(case.get(key) for key in ("in", "out", "weights", "xsf", "hidden")))
             todo.setdefault(signature, (kernel, case, device))
@@ -72,15 +81,15 @@ class Run:
             self._judges[arch] = Judge(self.settings(arch))
         return self._judges[arch]
 
-    def _admit(self, judge: Judge, case: Case) -> None:
+    def _admit(self, judge: Judge, case: Case, attempt: int) -> None:
+        """Wait for device memory when the group changes, or when the last attempt ran out of it."""
         if judge.settings.device != "cuda" or self.shared_dir is None:
             return
         if self._admission is None:
             self._admission = Admission(self.shared_dir / "memory.json")
-        need = operator(case.operator).memory(case, judge.settings.sizes)
-        if not self._admission.holds(need):
+        if attempt > 1 or not judge.holds(case):
             judge.forget()
-            self._admission.acquire(need)
+            self._admission.acquire(operator(case.operator).memory(case, judge.settings.sizes) * attempt)
 
 
 def _rotated(entries: Sequence[tuple[Kernel, Case, str]], start: int) -> Sequence[tuple[Kernel, Case, str]]:

@@ -135,13 +135,14 @@ class Controller:
         planned = sum(r.planned for r in self.recorders.values())
         bad = sum(r.states[s] for r in self.recorders.values() for s in ("fail", "error", "crash", "timeout"))
         left = (now - self._started) / max(1, done) * (planned - done)
+        rest = f" | about {left:.0f} s left" if done >= min(50, planned // 10) else ""
         kernels_done = ", ".join(
             f"{name} {sum(states.values())}/{r.run['planned'].get(name, 0)}"
             for r in self.recorders.values() for name, states in r.by_kernel.items()
         )
         self.terminal.ensure_newline()
         self.terminal.write_line(
-            f"{100 * done // max(1, planned):3d} %  {done}/{planned} done, {bad} failed | {kernels_done} | about {left:.0f} s left"
+            f"{100 * done // max(1, planned):3d} %  {done}/{planned} done, {bad} failed | {kernels_done}{rest}"
         )
 
     def finish(self, failed: bool) -> bool:

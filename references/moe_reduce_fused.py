@@ -109,10 +109,11 @@ def tokens_expected(case: Case, sizes: str) -> int:
 
 
 def memory(case: Case, sizes: str) -> int:
-    """Peak bytes of one case: x with a guard, golden, two outputs, fp32 accumulator, fp64 chunks, routing scores."""
+    """Peak bytes of one case and its group: x, up to four fp32 accumulators, golden, outputs and their copies, and
+    the temporaries of chunks and of a PyTorch kernel."""
     tokens, topk, hidden = tokens_expected(case, sizes), case.number("topk"), case.number("hidden")
     x = (tokens * topk + 2) * hidden * _IN[case.get("in")].itemsize
-    return x + tokens * hidden * 20 + tokens * topk * 64 + (3 << 30 if sizes == "official" else 16 << 20)
+    return x + tokens * hidden * 40 + (4 << 30 if tokens * hidden > 1 << 24 else 64 << 20)
 
 
 # ---- inputs ---------------------------------------------------------------------------------------------------

@@ -1,0 +1,187 @@
+"""The command line beside pytest: ``conformance list | show | repro | report``, also as ``python -m conformance``.
+
+Each subcommand imports what it needs when it runs: listing ids or counts imports no torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from conformance import options
+from conformance.errors import ConformanceError
+from conformance.options import Selection
+from conformance.registry import ROOT, kernels, matrices, put_checkout_first
+
+OK, FAILED, USAGE, INTERRUPTED, NO_READER = 0, 1, 2, 130, 141
+
+_EPILOG = """\
+exit codes:
+  0    done; for 'report': the records are whole and hold no failure
+  1    'report' only: the records hold failures or problems, or the run never ended
+  2    wrong usage: unknown name, option or case, unreadable or unwritable file
+  130  interrupted        141  the reader of a pipe went away
+
+Cases are run by pytest: 'pytest -n auto' runs the default tiers, 'pytest --help' lists the same options.
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """One line of error instead of a usage text, and no guessing of shortened options."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConformanceError(f"{message}; '{self.prog} --help' explains")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one subcommand and return the exit code; see the epilog of ``--help``."""
+    try:
+        args = _parser().parse_args(argv)
+        put_checkout_first()
+        if not matrices():
+            raise ConformanceError(f"no matrix was found in {ROOT / 'matrices'}: the suite runs from its checkout")
+        run: Callable[[argparse.Namespace], int] = args.run
+        code = run(args)
+        sys.stdout.flush()
+    except ConformanceError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return USAGE
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:  # as after '| head': what is still buffered must not raise again at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return NO_READER
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="conformance",
+        description="Conformance of MoE GPU kernels: list cases, show one, repeat one, rebuild reports.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    def add(name: str, text: str, run: Callable[[argparse.Namespace], int], details: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=text, description=details, allow_abbrev=False)
+        sub.set_defaults(run=run)
+        return sub
+
+    listing = add("list", "what there is: an overview, or the cases of a selection", _list,
+                  "Without --operator, --tier, --data, --case or a format: an overview of operators, tiers, edge families "
+                  "and kernels. Otherwise the selected cases, one id per line (default: the tiers that pytest runs).")
+    form = listing.add_mutually_exclusive_group()
+    form.add_argument("--count", action="store_true", help="only how many cases are selected")
+    form.add_argument("--coverage", action="store_true",
+                      help="2-, 3- and 4-way coverage of --tier (default: smoke) against official, and its spread over "
+                           "compile configurations")
+    form.add_argument("--json", action="store_true", help="id, params, tiers, family, variant, group, devices, as JSON")
+    options.add_to_argparse(listing)
+
+    one = "id of a case as 'list' prints it, or pytest's node id of an item"
+    show = add("show", "all about one case: parameters, shapes, cost, kernels", _show,
+               "Parameters, tiers, edge family, shapes and dtypes at both sizes, memory, FLOPs and bytes, which kernels "
+               "take the case and why others do not, and how to run it.")
+    show.add_argument("case", metavar="CASE", help=one)
+    options.add_to_argparse(show, but=("--operator", "--tier", "--case"))
+
+    repro = add("repro", "repeat one case: a pytest line, or a Python file of its own", _repro,
+                "Prints the pytest line that reruns a case. With --write also a Python file that rebuilds the same inputs, "
+                "runs golden and kernel and shows the elements that differ; its exit code is 0 when the kernel holds its "
+                "promise, 1 when not, 2 when the case cannot run there.")
+    repro.add_argument("case", metavar="CASE", help=one)
+    repro.add_argument("--kernel", metavar="NAME", help="the kernel to reproduce (default: all that --kernels chooses)")
+    repro.add_argument("--write", metavar="FILE", type=Path, help="write the Python file; needs one kernel")
+    options.add_to_argparse(repro, but=("--operator", "--tier", "--case"))
+
+    report = add("report", "make the HTML and Markdown pages of a record file again", _report,
+                 "Reads records (reports/ARCH.jsonl) and writes ARCH.html and ARCH.md; prints their paths. Exit code 1 when "
+                 "the records hold failures or problems, or have no end line because the run was killed.")
+    report.add_argument("records", metavar="RECORDS", type=Path, help="record file of a run, JSON lines")
+    report.add_argument("--out", metavar="DIR", type=Path, help="where the pages go (default: beside RECORDS)")
+    return parser
+
+
+def _select(args: argparse.Namespace) -> Selection:
+    """The shared options; those that a subcommand lacks count as not given."""
+    return options.select(lambda dest: getattr(args, dest, None))
+
+
+def _list(args: argparse.Namespace) -> int:
+    from conformance import listing
+
+    selection = _select(args)
+    if selection.kernels:  # a wrong name is an error even where only cases are printed
+        for of in selection.matrices():
+            kernels(of.operator, selection.kernels)
+    if selection.archs:
+        from conformance.environment import chosen_archs
+
+        chosen_archs(selection.archs)
+    if args.count:
+        listing.print_count(selection)
+    elif args.coverage:
+        listing.print_coverage(selection)
+    elif args.json:
+        listing.print_json(selection)
+    elif selection.operators or selection.tiers or selection.cases or args.conformance_data:
+        listing.print_ids(selection)
+    else:
+        listing.print_overview(selection)
+    return OK
+
+
+def _show(args: argparse.Namespace) -> int:
+    from conformance.show import show
+
+    show(args.case, _select(args))
+    return OK
+
+
+def _repro(args: argparse.Namespace) -> int:
+    from conformance.repro import repro
+
+    repro(args.case, _select(args), args.kernel, args.write)
+    return OK
+
+
+def _report(args: argparse.Namespace) -> int:
+    """Pages from records. The reports folder reads records only and is found by name, as pytest's plugin does."""
+    reports = importlib.import_module("reports")
+    try:
+        records = reports.read_records(args.records)
+        pages = reports.write_report(args.records, args.out or args.records.parent)
+    except reports.ReportError as error:
+        raise ConformanceError(str(error)) from None
+    for page in pages:
+        print(page)
+    found = _complaints(records)
+    for complaint in found:
+        print(f"{args.records}: {complaint}", file=sys.stderr)
+    return FAILED if found else OK
+
+
+def _complaints(records: object) -> list[str]:
+    """Why a run that left these records did not pass."""
+    results, end, missing = (getattr(records, name) for name in ("results", "end", "missing"))
+    failing = sum(result.failing for result in results)
+    found = [f"{failing} of {len(results)} results failed"] if failing else []
+    if end is None:
+        found.append(f"no end line: the run was killed; {sum(missing.values())} planned results are missing")
+    else:
+        found += end.problems
+        if end.exit and not found:
+            found.append(f"the run ended with exit code {end.exit}")
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,125 @@
+"""From what a user types to a case, its kernels and the settings to run it with; shared by show and repro."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import sysconfig
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from conformance.case import Case, parse_case
+from conformance.environment import chosen_archs
+from conformance.errors import ConformanceError, unknown_name
+from conformance.judge import Settings, rerun_command
+from conformance.kernel import Kernel
+from conformance.matrix import Matrix
+from conformance.options import DATA, Selection, with_data
+from conformance.plan import parse_nodeid
+from conformance.registry import ENTRY_POINTS, ROOT, kernels, matrix
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A case that exists, with every tier that holds it, and the kernel that its name carried, if any."""
+
+    case: Case
+    kernel: str | None = None
+
+
+def find_case(text: str, data: str = "real") -> Wanted:
+    """The case behind an id, or behind one of pytest's node ids (which name the kernel too).
+
+    The parameters may stand in any order; the case has them in the matrix's, on which its seed depends.
+    Raises ConformanceError for a malformed id, an unknown operator, and a point that no tier holds.
+    """
+    kernel = None
+    if "::" in text:
+        planned = parse_nodeid(text.strip())
+        if planned is None:
+            raise ConformanceError(f"{text!r} is the node id of no case: expected matrices/OPERATOR.toml::KERNEL[CASE]")
+        text, kernel = planned.case.id, planned.kernel
+    wanted = parse_case(text)
+    of = matrix(wanted.operator)
+    known = of.plan(of.tier_names)
+    for case in known:
+        if case == wanted:
+            return Wanted(with_data(case, data) if data == "exact" else case, kernel)
+    for regime in DATA:
+        for case in known:
+            if with_data(case, regime) == wanted:
+                return Wanted(with_data(case, regime), kernel)
+    raise ConformanceError(_not_held(of, wanted, known))
+
+
+def _not_held(of: Matrix, wanted: Case, known: Sequence[Case]) -> str:
+    if wanted.family and wanted.family not in of.families:
+        return str(unknown_name(f"edge family of {of.operator}", wanted.family, of.families))
+    same = [case for case in known if case.family == wanted.family] or known
+    nearest = max(same, key=lambda case: len(set(case.params.items()) & set(wanted.params.items())))
+    return (
+        f"no tier of {of.operator} holds the case {wanted.id!r}. The nearest is {nearest.id!r}; "
+        f"'conformance list --tier {','.join(of.tier_names)}' prints all"
+    )
+
+
+def find_kernels(operator: str, words: Sequence[str], name: str | None = None) -> list[Kernel]:
+    """Kernels chosen by ``--kernels`` words (names or modules) and, of these, the one called ``name``.
+
+    Raises ConformanceError when there is none, or when a name is unknown.
+    """
+    found = kernels(operator, words or ((name,) if name else ()))
+    if words and name:
+        found = [kernel for kernel in found if kernel.name == name] or _raise_unknown(name, found)
+    if not found:
+        raise ConformanceError(f"no kernel of {operator} is chosen by --kernels {','.join(words) or name}")
+    return found
+
+
+def _raise_unknown(name: str, found: Sequence[Kernel]) -> list[Kernel]:
+    raise unknown_name("kernel", name, [kernel.name for kernel in found])
+
+
+def settings_of(selection: Selection) -> list[Settings]:
+    """What each architecture asked for would run with. Raises ConformanceError for one that is not here."""
+    return [
+        Settings(device, selection.sizes or ("official" if device == "cuda" else "reduced"), arch)
+        for arch, device in chosen_archs(selection.archs).items()
+    ]
+
+
+def word_for(kernel: Kernel) -> str:
+    """What ``--kernels`` needs to find a kernel: its name, or its module where that is not loaded by itself."""
+    loaded = ["kernels", *(point.module for point in entry_points(group=ENTRY_POINTS))]
+    package = kernel.module
+    inside = any(package == name or package.startswith(f"{name}.") for name in loaded)
+    return kernel.name if inside and not package.startswith("kernels.mutants") else package
+
+
+def import_root(kernel: Kernel) -> Path | None:
+    """The folder that must be on ``sys.path`` for the kernel's module; None for this checkout and for installed
+    packages, which are found anyway."""
+    top = sys.modules.get(kernel.module.partition(".")[0])
+    places = [*getattr(top, "__path__", ())] or [getattr(top, "__file__", None)]
+    if not places[0]:
+        return None
+    root = Path(places[0]).resolve().parent
+    installed = {Path(path).resolve() for path in sysconfig.get_paths().values()}
+    return None if root == ROOT or root in installed else root
+
+
+def pytest_line(case: Case, chosen: Sequence[Kernel], settings: Settings) -> str:
+    """One shell line that reruns the case on these kernels, from the current directory."""
+    words = list(dict.fromkeys(word_for(kernel) for kernel in chosen))
+    line = rerun_command(case.id, shlex.quote(",".join(words)), settings)
+    selected = {kernel.name for kernel in kernels(case.operator, words)}
+    if len(chosen) == 1 and len(selected) > 1:  # a module's kernels come together: pick the item by its node id
+        node = f"matrices/{matrix(case.operator).path.name}::{chosen[0].name}[{case.name}]"
+        line = line.replace("pytest ", f"pytest {shlex.quote(node)} ", 1)
+    roots = {root for kernel in chosen if (root := import_root(kernel)) is not None}
+    if roots:
+        path = ":".join(map(shlex.quote, sorted(map(str, roots))))
+        line = f"PYTHONPATH={path}${{PYTHONPATH:+:$PYTHONPATH}} {line}"
+    return line if Path.cwd().resolve() == ROOT else f"cd {shlex.quote(str(ROOT))} && {line}"

@@ -1,0 +1,103 @@
+"""``conformance repro CASE``: one pytest line that reruns a case, or a Python file of its own that shows the fault."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+import torch
+
+from conformance.case import Case
+from conformance.errors import ConformanceError
+from conformance.guards import checksum
+from conformance.judge import Settings, why_not_run
+from conformance.kernel import Kernel
+from conformance.lookup import find_case, find_kernels, import_root, pytest_line, settings_of, word_for
+from conformance.operator import Shared
+from conformance.options import Selection
+from conformance.registry import ROOT, operator
+
+TEMPLATE = Path(__file__).with_name("standalone.py")
+_BEGIN, _END = '# <<< filled in by "conformance repro"', "# >>>"
+
+
+def repro(text: str, selection: Selection, kernel_name: str | None, target: Path | None) -> None:
+    """Print the pytest line on stdout; with ``target``, also write the standalone file (told on stderr).
+
+    Raises ConformanceError for an unknown case, kernel or architecture, when a file is asked for and several
+    kernels are left, and when the file cannot be written.
+    """
+    wanted = find_case(text, selection.data)
+    chosen = find_kernels(wanted.case.operator, selection.kernels, kernel_name or wanted.kernel)
+    runs = settings_of(selection)
+    if len(runs) != 1:
+        raise ConformanceError(f"repro takes one architecture, not {len(runs)}: --arch {runs[0].arch}")
+    settings = runs[0]
+    if target is not None:
+        if len(chosen) != 1:
+            known = ", ".join(kernel.name for kernel in chosen)
+            raise ConformanceError(f"a file reproduces one kernel: give --kernel NAME (here: {known})")
+        write_file(target, wanted.case, chosen[0], settings)
+        print(f"wrote {target}: run it with 'python {target}'", file=sys.stderr)
+    print(pytest_line(wanted.case, chosen, settings))
+    for kernel in chosen:
+        if reason := why_not_run(wanted.case, kernel, settings):
+            print(f"note: {kernel.name} does not run this case here: {reason}", file=sys.stderr)
+
+
+def write_file(target: Path, case: Case, kernel: Kernel, settings: Settings) -> None:
+    """Write a Python file that rebuilds the case's inputs and shows how the kernel's result differs.
+
+    An earlier file of this kind is replaced; any other file is left alone. Raises ConformanceError then, and when
+    the file cannot be written.
+    """
+    try:
+        if target.exists() and _BEGIN not in target.read_text(encoding="utf-8", errors="replace"):
+            raise ConformanceError(f"{target} exists and is no reproduction file: choose another name")
+        target.write_text(file_text(case, kernel, settings), encoding="utf-8")
+        target.chmod(0o755)
+    except OSError as error:
+        raise ConformanceError(f"cannot write {target}: {error.strerror or error}") from None
+
+
+def file_text(case: Case, kernel: Kernel, settings: Settings) -> str:
+    """The template with this case's values in place of its own."""
+    root = import_root(kernel)
+    values = {
+        "CASE": case.id,
+        "KERNEL": kernel.name,
+        "KERNELS": (word_for(kernel),),
+        "SIZES": settings.sizes,
+        "DEVICE": settings.device,
+        "ARCH": settings.arch,
+        "CHECKOUT": str(ROOT),
+        "PATHS": (str(root),) if root else (),
+        "CHECKSUMS": _checksums(case, kernel, settings),
+    }
+    text = TEMPLATE.read_text(encoding="utf-8")
+    head, _, rest = text.partition(f"{_BEGIN}\n")
+    block, _, tail = rest.partition(f"{_END}\n")
+    lines = []
+    for line in block.splitlines():
+        name = line.partition("=")[0].partition(":")[0].strip()
+        target, comment = line.partition("=")[0].rstrip(), line.partition("  # ")[2]
+        lines.append(f"{target} = {values[name]!r}{f'  # {comment}' if comment else ''}")
+    shebang, _, head = head.partition("\n")
+    head = head.partition("\n")[2]  # the template's own remark
+    made = f'# Written by "conformance repro" for one case; it needs the suite\'s checkout and torch.\n'
+    text = "\n".join([shebang, made + head + _BEGIN, *lines, _END, tail])
+    ast.parse(text)
+    return text
+
+
+def _checksums(case: Case, kernel: Kernel, settings: Settings) -> dict[str, int] | None:
+    """Sums of the inputs, by which the file can tell that it rebuilt the same ones; None where building them now
+    would be slow (official sizes without a GPU) or the case does not run here."""
+    slow = settings.device == "cpu" and settings.sizes == "official"
+    if slow or why_not_run(case, kernel, settings):
+        return None
+    with torch.no_grad():
+        call = operator(case.operator).inputs(case, settings.sizes, settings.torch_device, Shared())
+        call.set_poison(1)
+        return checksum(call.arguments)
