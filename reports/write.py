@@ -1,0 +1,46 @@
+"""Write the pages of one record file, each in one step, so that no reader ever sees half a page."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from reports import html, markdown
+from reports.digest import digest
+from reports.fields import ReportError
+from reports.records import read_records
+
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+
+
+def write_report(records_path: Path, out_dir: Path) -> list[Path]:
+    """Write ``<out_dir>/<arch>.html`` and ``.md`` for the run in ``records_path``; return both paths.
+
+    Raises ReportError when the file cannot be read as records or the pages cannot be written.
+    """
+    records = read_records(Path(records_path))
+    arch = records.run.arch
+    if not _FILE_NAME.fullmatch(arch):
+        raise ReportError(
+            f"{records_path}:1: arch {arch!r} cannot name a file; use letters, digits, '_', '-' and '.'"
+        )
+    summary = digest(records)
+    pages = {".html": html.render(records, summary), ".md": markdown.render(records, summary)}
+    try:
+        Path(out_dir).mkdir(parents=True, exist_ok=True)
+        return [_replace(Path(out_dir) / f"{arch}{suffix}", text) for suffix, text in pages.items()]
+    except OSError as error:
+        raise ReportError(
+            f"{error.filename or out_dir}: cannot be written: {error.strerror or error}"
+        ) from None
+
+
+def _replace(target: Path, text: str) -> Path:
+    part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        part.write_text(text, encoding="utf-8", newline="\n")
+        os.replace(part, target)
+    finally:
+        part.unlink(missing_ok=True)
+    return target
