@@ -1,0 +1,1 @@
+"""Implementations under test: one package per operator. Importing a package registers its kernels."""

@@ -1,0 +1,120 @@
+"""The one TileLang template of the reduce_fused kernels: a tile of one token, for all four variants."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+from kernels.reduce_fused.dialect import Dialect
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One compiled kernel. Tokens, slots, rows and hidden size stay dynamic.
+
+    source, result: formats of x and out ("fp32", "bf16", "fp16", "e4m3"). span: elements that one thread holds;
+    threads: per block, so that a block covers ``span * threads`` elements of the hidden axis. ahead: slots whose
+    positions, scales and rows are loaded before the first of them is used. presence: "runtime" when the kernel is
+    told at each call which of weights, x_sf and sf are given, else their fixed presence as "101".
+    """
+
+    kernel: str
+    target: str
+    source: str
+    result: str
+    span: int
+    threads: int
+    ahead: int = 1
+    presence: str = "runtime"
+
+    @property
+    def block(self) -> int:
+        return self.span * self.threads
+
+    def given(self, index: int, flag: Any) -> Any:
+        """Whether weights (0), x_sf (1) or sf (2) is given: a fixed answer, or the condition on the run-time flag."""
+        return flag != 0 if self.presence == "runtime" else self.presence[index] == "1"
+
+    def __str__(self) -> str:
+        return (f"{self.kernel}[in:{self.source} out:{self.result} block_h:{self.block} ahead:{self.ahead} "
+                f"flags:{self.presence}]")
+
+
+def parameters(spec: Spec) -> Any:
+    """TileLang types of the kernel's tensors, and the symbols that their extents share, as attributes.
+
+    The hidden axis is split as [chunks, span]: the last extent is static, so that a vector access is provably
+    aligned while the number of chunks stays dynamic.
+    """
+    import tilelang.language as T
+
+    dialect = Dialect(spec.target)
+    tokens, topk, rows, chunks = (T.dynamic(name) for name in ("tokens", "topk", "rows", "chunks"))
+    return SimpleNamespace(
+        x=T.Tensor((rows, chunks, spec.span), dialect.dtype(spec.source)),
+        positions=T.Tensor((tokens, topk), "int32"),
+        weights=T.Tensor((tokens, topk), "float32"),
+        x_sf=T.Tensor((T.dynamic("scales"),), "float32"),
+        sf=T.Tensor((T.dynamic("factors"),), "float32"),
+        out=T.Tensor((tokens, chunks, spec.span), dialect.dtype(spec.result)),
+        tokens=tokens, topk=topk, chunks=chunks,
+    )
+
+
+def reduce_chunk(spec: Spec) -> Any:
+    """The macro that computes ``span`` elements of one token: ``(tensors..., token, chunk, topk, flags...)``.
+
+    Slots are taken in ascending order, in groups of ``ahead``: first every position and weight of the group, then
+    every row and row scale, then the chain of fused multiply-adds. A slot with a negative position is skipped by
+    branch: neither its weight nor any row is read. ``flags`` (weights, x_sf, sf are given) are integers.
+    """
+    import tilelang.language as T
+
+    dialect = Dialect(spec.target)
+    span, ahead = spec.span, spec.ahead
+    raw_dtype = dialect.dtype(spec.source)
+
+    @T.macro
+    def macro(x, positions, weights, x_sf, sf, out, token, chunk, topk, has_weights, has_x_sf, has_sf):
+        weighted = spec.given(0, has_weights)
+        scaled = spec.given(1, has_x_sf)
+        rescaled = spec.given(2, has_sf)
+        acc = T.alloc_local((span,), "float32")
+        raw = T.alloc_local((ahead, span), raw_dtype)
+        row = T.alloc_local((ahead,), "int32")
+        scale = T.alloc_local((ahead,), "float32")
+        row_scale = T.alloc_local((ahead,), "float32")
+        seen = T.alloc_var("int32")
+        seen = 0
+        for i in dialect.vector(span):
+            acc[i] = 0.0
+        for group in T.serial(T.ceildiv(topk, ahead)):
+            for g in T.unroll(ahead):
+                row[g] = -1
+                scale[g] = 1.0
+                row_scale[g] = 1.0
+                if group * ahead + g < topk:
+                    row[g] = positions[token, group * ahead + g]
+                if weighted and row[g] >= 0:
+                    scale[g] = weights[token, group * ahead + g]
+            for g in T.unroll(ahead):
+                if row[g] >= 0:
+                    for i in dialect.vector(span):
+                        raw[g, i] = x[row[g], chunk, i]
+                    if scaled:
+                        row_scale[g] = x_sf[row[g]]
+            for g in T.unroll(ahead):
+                if row[g] >= 0:
+                    seen = 1
+                    # One fp32 product; a factor that is not given is 1, which changes no bit.
+                    scale[g] = scale[g] * row_scale[g]
+                    for i in dialect.lanes(span):
+                        acc[i] = dialect.fma(dialect.widen(spec.source, raw[g, i]), scale[g], acc[i])
+        if rescaled and seen != 0:  # a token without valid slots stays +0, also under a negative sf
+            for i in dialect.lanes(span):
+                acc[i] = acc[i] * sf[0]
+        for i in dialect.vector(span):
+            out[token, chunk, i] = dialect.narrow(spec.result, acc[i])
+
+    return macro

@@ -1,0 +1,210 @@
+"""Compiles TileLang kernels: each specialisation once for all processes and runs, on top of TileLang's disk cache.
+
+TileLang keeps compiled kernels under ``TILELANG_CACHE_DIR`` (default ~/.tilelang/cache), keyed by the traced
+program, target, backend, flags and version; it publishes an entry with one rename and checks it against a manifest
+of hashes before loading, so a truncated entry is rebuilt. Added here: an in-process table; a file lock per
+specialisation, so that workers do not compile the same kernel at the same time (the operating system releases it
+when its holder dies); the compiler's and processor's identity in the key, because ``-march=native`` code must not
+travel to another machine through a shared home directory; and one clear exception.
+
+tilelang is imported on first use: importing this module costs nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import hashlib
+import importlib.util
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+BACKEND_VARIABLE = "CONFORMANCE_TILELANG_BACKEND"
+BACKENDS = ("auto", "tvm_ffi", "nvrtc", "cython")
+_C_FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fno-strict-aliasing")
+_PASSES = {"tl.disable_safe_memory_legalize": True}  # the kernels' own conditions keep every access in range
+
+_ready: dict[tuple[str, str], Callable[..., Any]] = {}
+_tracing = threading.Lock()
+
+
+class KernelBuildError(RuntimeError):
+    """A kernel could not be compiled. Names the kernel, its specialisation and the target; the cause is chained."""
+
+
+def missing(device_type: str | None = None) -> str | None:
+    """None, or why TileLang kernels cannot run on ``device_type`` ("cpu", "cuda"; None: whichever is there)."""
+    if importlib.util.find_spec("tilelang") is None:
+        return "tilelang is not installed"
+    if device_type is None:
+        import torch
+
+        device_type = "cuda" if torch.cuda.is_available() else "cpu"
+    if device_type == "cuda":
+        if _find_nvcc() or importlib.util.find_spec("cuda") is not None:
+            return None
+        return "no CUDA compiler (put nvcc on PATH, or install cuda-python for nvrtc)"
+    if _find_cxx():
+        return None
+    if shutil.which("gcc") or shutil.which("cc"):
+        return "no C++ compiler (gcc is here, but TileLang's C code needs g++: install g++)"
+    return "no C compiler (install gcc)"
+
+
+def load(label: str, target: str, trace: Callable[[], Any], wait: bool = True) -> Callable[..., Any] | None:
+    """The compiled kernel of one specialisation, from memory, disk, or compiled now.
+
+    label: names kernel and specialisation, unique per traced program. target: "c" or "cuda" (the current device's
+    architecture). trace: builds the TileLang program; called only when the kernel is not in memory. With ``wait``
+    false the answer is None if another process is compiling this kernel at the moment. Raises KernelBuildError.
+    """
+    where = _architecture() if target == "cuda" else target
+    kernel = _ready.get((label, where))
+    if kernel is not None:
+        return kernel
+    with _lock(f"{label} {where}", wait) as held:
+        if not held:
+            return None
+        kernel = _ready.get((label, where))
+        if kernel is None:
+            kernel = _ready[label, where] = _compile(label, target, where, trace)
+        return kernel
+
+
+def cuda_source(trace: Callable[[], Any], arch: str = "sm_90") -> str:
+    """The CUDA source that TileLang generates for ``arch``; needs neither a GPU nor a CUDA toolkit."""
+    tilelang = _tilelang()
+    target = {"kind": "cuda", "arch": arch}
+    with tilelang.tvm.transform.PassContext(opt_level=3, config=_PASSES), tilelang.tvm.target.Target(target):
+        return str(tilelang.lower(trace(), target=target).kernel_source)
+
+
+def backend(target: str) -> str:
+    """TileLang's execution backend: "cython" for C; for CUDA what ``CONFORMANCE_TILELANG_BACKEND`` says.
+
+    "auto" is TileLang's default (tvm_ffi, which calls nvcc); nvrtc compiles in the process and needs cuda-python.
+    """
+    if target == "c":
+        return "cython"
+    wanted = os.environ.get(BACKEND_VARIABLE, "auto")
+    if wanted not in BACKENDS:
+        raise KernelBuildError(f"{BACKEND_VARIABLE} is {wanted!r}; known: {', '.join(BACKENDS)}")
+    return wanted
+
+
+def cache_dir() -> Path:
+    """Where compiled kernels are kept: TileLang's own directory, or a temporary one when that is not writable."""
+    directory = Path(os.environ.get("TILELANG_CACHE_DIR") or Path.home() / ".tilelang" / "cache")
+    with contextlib.suppress(OSError):
+        directory.mkdir(parents=True, exist_ok=True)
+    if not os.access(directory, os.W_OK):
+        directory = Path(tempfile.gettempdir()) / f"tilelang-cache-{os.getuid()}"
+        directory.mkdir(parents=True, exist_ok=True)
+        os.environ["TILELANG_CACHE_DIR"] = str(directory)
+    return directory
+
+
+@functools.cache
+def _tilelang() -> Any:
+    """Import tilelang once, without its progress messages and its dumps of programs that do not trace."""
+    cache_dir()  # may redirect TileLang's cache, which it reads when it is imported
+    import tilelang
+
+    logging.getLogger("tilelang").setLevel(logging.WARNING)
+    builder = logging.getLogger("tilelang.language.eager.builder")
+    builder.addFilter(lambda record: record.levelno < logging.CRITICAL)  # the exception says the same
+    return tilelang
+
+
+def _compile(label: str, target: str, where: str, trace: Callable[[], Any]) -> Callable[..., Any]:
+    try:
+        tilelang = _tilelang()
+        with _tracing:  # the tracer keeps global state
+            program = trace()
+        flags = [f"-DCONFORMANCE_TOOLCHAIN={_toolchain(target)}", *(_C_FLAGS if target == "c" else ())]
+        kernel = tilelang.compile(program, target=target, execution_backend=backend(target),
+                                  compile_flags=flags, pass_configs=dict(_PASSES))
+    except Exception as error:
+        lines = [line for line in str(error).splitlines() if line.strip()] or [""]
+        raise KernelBuildError(
+            f"kernel {label} did not compile for {where} with backend {backend(target)}: "
+            f"{type(error).__name__}: {lines[0][:300]}"
+        ) from error
+    _remove_intermediates(kernel)
+    return kernel  # type: ignore[no-any-return]
+
+
+def _remove_intermediates(kernel: Any) -> None:
+    """TileLang's library generator leaves source and library of a fresh compilation in the temporary directory;
+    the library is loaded and cached by now."""
+    generator: Any = getattr(kernel.adapter, "lib_generator", None)
+    if getattr(generator, "srcpath", None):  # unset when the kernel came from the cache
+        for path in (generator.srcpath, generator.libpath):
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+
+
+@contextlib.contextmanager
+def _lock(name: str, wait: bool) -> Iterator[bool]:
+    """Hold the lock of one specialisation across threads and processes; yields False if it is taken and ``wait``
+    is false. Without working file locks (some network file systems) the answer is True: two processes may then
+    compile the same kernel, which costs time only."""
+    directory = cache_dir() / "conformance-locks"
+    directory.mkdir(parents=True, exist_ok=True)
+    with open(directory / f"{hashlib.sha256(name.encode()).hexdigest()[:32]}.lock", "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        except OSError:
+            pass
+        yield True
+
+
+@functools.cache
+def _toolchain(target: str) -> str:
+    """A short hash of what the flags do not say: compiler version and, for C, the processor's model and features."""
+    compiler = _find_nvcc() if target == "cuda" else _find_cxx()
+    facts = [platform.machine(), platform.platform() if compiler is None else _first_output([compiler, "--version"])]
+    if target == "c":
+        with contextlib.suppress(OSError):
+            lines = Path("/proc/cpuinfo").read_text().splitlines()
+            facts += sorted({line for line in lines if line.startswith(("model", "flags", "Features", "CPU part"))})
+    return "h" + hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
+
+
+def _first_output(command: list[str]) -> str:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+
+
+def _find_cxx() -> str | None:
+    """The compiler that TileLang will call."""
+    for variable in ("CXX", "CC"):
+        if os.environ.get(variable):
+            return shutil.which(os.environ[variable])
+    return next(filter(None, map(shutil.which, ("g++", "clang++", "c++"))), None)
+
+
+def _find_nvcc() -> str | None:
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
+    return shutil.which("nvcc") or shutil.which(os.path.join(home, "bin", "nvcc"))
+
+
+def _architecture() -> str:
+    import torch
+
+    major, minor = torch.cuda.get_device_capability()
+    return f"cuda sm_{major}{minor}"
