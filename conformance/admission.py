@@ -72,6 +72,12 @@ class Admission:
                     return
             time.sleep(0.02)
 
+    def release(self) -> None:
+        """Return what was granted."""
+        self._release_cache()
+        with self._ledger() as grants:
+            grants.pop(str(os.getpid()), None)
+
     @contextmanager
     def _ledger(self) -> Iterator[dict[str, int]]:
         with open(self._path, "a+", encoding="utf-8") as file:

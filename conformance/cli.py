@@ -30,6 +30,24 @@ exit codes:
 Cases are run by pytest: 'pytest -n auto' runs the default tiers, 'pytest --help' lists the same options.
 """
 
+_LIST = """\
+Without --operator, --tier, --data, --case or a format: an overview of operators, tiers, edge families and kernels.
+Otherwise the selected cases, one id per line; the default are the tiers that pytest runs.
+"""
+_SHOW = """\
+Parameters, tiers and edge family of a case, shapes and dtypes at both sizes, memory, FLOPs and bytes, which kernels
+take it and why others do not, and how to run it.
+"""
+_REPRO = """\
+Prints the pytest line that reruns a case. --write also makes a Python file that rebuilds the same inputs, runs golden
+and kernel, and shows the elements that differ. That file exits with 0 when the kernel holds its promise, 1 when it
+does not, 2 when the case cannot run.
+"""
+_REPORT = """\
+Reads records (reports/ARCH.jsonl), writes ARCH.html and ARCH.md and prints their paths. Exit code 1 when the records
+hold failures or problems, or have no end line because the run was killed.
+"""
+
 
 class _Parser(argparse.ArgumentParser):
     """One line of error instead of a usage text, and no guessing of shortened options."""
@@ -71,40 +89,32 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
     def add(name: str, text: str, run: Callable[[argparse.Namespace], int], details: str) -> argparse.ArgumentParser:
-        sub = commands.add_parser(name, help=text, description=details, allow_abbrev=False)
+        sub = commands.add_parser(
+            name, help=text, description=details, formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
         sub.set_defaults(run=run)
         return sub
 
-    listing = add("list", "what there is: an overview, or the cases of a selection", _list,
-                  "Without --operator, --tier, --data, --case or a format: an overview of operators, tiers, edge families "
-                  "and kernels. Otherwise the selected cases, one id per line (default: the tiers that pytest runs).")
+    listing = add("list", "what there is: an overview, or the cases of a selection", _list, _LIST)
     form = listing.add_mutually_exclusive_group()
     form.add_argument("--count", action="store_true", help="only how many cases are selected")
-    form.add_argument("--coverage", action="store_true",
-                      help="2-, 3- and 4-way coverage of --tier (default: smoke) against official, and its spread over "
-                           "compile configurations")
+    form.add_argument("--coverage", action="store_true", help="how well --tier (default: smoke) covers official")
     form.add_argument("--json", action="store_true", help="id, params, tiers, family, variant, group, devices, as JSON")
     options.add_to_argparse(listing)
 
     one = "id of a case as 'list' prints it, or pytest's node id of an item"
-    show = add("show", "all about one case: parameters, shapes, cost, kernels", _show,
-               "Parameters, tiers, edge family, shapes and dtypes at both sizes, memory, FLOPs and bytes, which kernels "
-               "take the case and why others do not, and how to run it.")
+    show = add("show", "all about one case: parameters, shapes, cost, kernels", _show, _SHOW)
     show.add_argument("case", metavar="CASE", help=one)
     options.add_to_argparse(show, but=("--operator", "--tier", "--case"))
 
-    repro = add("repro", "repeat one case: a pytest line, or a Python file of its own", _repro,
-                "Prints the pytest line that reruns a case. With --write also a Python file that rebuilds the same inputs, "
-                "runs golden and kernel and shows the elements that differ; its exit code is 0 when the kernel holds its "
-                "promise, 1 when not, 2 when the case cannot run there.")
+    repro = add("repro", "repeat one case: a pytest line, or a Python file of its own", _repro, _REPRO)
     repro.add_argument("case", metavar="CASE", help=one)
-    repro.add_argument("--kernel", metavar="NAME", help="the kernel to reproduce (default: all that --kernels chooses)")
+    repro.add_argument("--kernel", metavar="NAME", help="only this one of the kernels that --kernels chooses")
     repro.add_argument("--write", metavar="FILE", type=Path, help="write the Python file; needs one kernel")
     options.add_to_argparse(repro, but=("--operator", "--tier", "--case"))
 
-    report = add("report", "make the HTML and Markdown pages of a record file again", _report,
-                 "Reads records (reports/ARCH.jsonl) and writes ARCH.html and ARCH.md; prints their paths. Exit code 1 when "
-                 "the records hold failures or problems, or have no end line because the run was killed.")
+    report = add("report", "make the HTML and Markdown pages of a record file again", _report, _REPORT)
     report.add_argument("records", metavar="RECORDS", type=Path, help="record file of a run, JSON lines")
     report.add_argument("--out", metavar="DIR", type=Path, help="where the pages go (default: beside RECORDS)")
     return parser
@@ -155,7 +165,10 @@ def _repro(args: argparse.Namespace) -> int:
 
 def _report(args: argparse.Namespace) -> int:
     """Pages from records. The reports folder reads records only and is found by name, as pytest's plugin does."""
-    reports = importlib.import_module("reports")
+    try:
+        reports = importlib.import_module("reports")
+    except ImportError as error:
+        raise ConformanceError(f"pages cannot be made here: {error} (pip install jinja2)") from None
     try:
         records = reports.read_records(args.records)
         pages = reports.write_report(args.records, args.out or args.records.parent)

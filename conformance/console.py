@@ -28,7 +28,7 @@ def print_fields(fields: Iterable[tuple[str, object]]) -> None:
 
 def amount(count: float, unit: str, base: int = 1000) -> str:
     """``count`` with a metric (or, for base 1024, a binary) prefix: 1536 B -> '1.5 KiB'."""
-    for prefix in ("", "K", "M", "G", "T"):
+    for prefix in ("", "K" if base == 1024 else "k", "M", "G", "T"):
         if count < base or prefix == "T":
             break
         count /= base
@@ -46,12 +46,13 @@ def _aligned(rows: list[list[str]], right: Sequence[bool]) -> Iterable[str]:
 def _print_rich(columns: Sequence[str], rows: list[list[str]], right: Sequence[bool], title: str) -> bool:
     """Print with rich; False when it is not installed (a bare checkout on a GPU machine)."""
     try:
+        from rich import box
         from rich.console import Console
         from rich.table import Table
         from rich.text import Text
     except ImportError:
         return False
-    table = Table(title=title or None, title_justify="left")
+    table = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD)
     for name, flush_right in zip(columns, right, strict=True):
         table.add_column(name, justify="right" if flush_right else "left", overflow="fold")
     for row in rows:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from conformance.formats import bits
 from conformance.operator import Output
 
 BAND = 4096  # bytes on each side; keeps the output 16-byte (and 4 KiB) aligned within its storage
@@ -49,13 +49,12 @@ def unwritten(output: Tensor, which: int) -> Tensor:
     return (output.contiguous().view(torch.uint8).view(*output.shape, size) == POISON_BYTES[which]).all(dim=-1)
 
 
-def checksum(arguments: Mapping[str, object]) -> dict[str, int]:
-    """A 64-bit sum per tensor that moves when a byte or a row changes (sums per row, weighted by row)."""
-    return {name: _row_sum(value) for name, value in arguments.items() if isinstance(value, Tensor) and value.numel()}
-
-
-def _row_sum(tensor: Tensor) -> int:
-    words = tensor.view(torch.int32) if tensor.element_size() == 4 else tensor.view(torch.int16)
-    rows = words.reshape(words.shape[0], -1).sum(dim=1, dtype=torch.int64)
-    weight = torch.arange(1, len(rows) + 1, dtype=torch.int64, device=rows.device) * 2 + 1
-    return int((rows * weight).sum())
+def checksum(tensor: Tensor) -> int:
+    """64 bits that move when a byte or a row of ``tensor`` changes: sums per row, weighted by row."""
+    if not tensor.numel():
+        return 0
+    rows = tensor.reshape(tensor.shape[0], -1)
+    wide = rows.shape[1] * rows.element_size() % 8 == 0 and rows.is_contiguous() and rows.data_ptr() % 8 == 0
+    words = rows.view(torch.int64) if wide else bits(rows)
+    weight = torch.arange(1, 2 * len(rows), 2, dtype=torch.int64, device=rows.device)
+    return int((words.sum(dim=1, dtype=torch.int64) * weight).sum())

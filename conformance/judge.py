@@ -183,9 +183,17 @@ class Judge:
         call.set_poison(1)
         reference = contract.reference(call, self.shared)
         fraction = functools.lru_cache(lambda: golden_fraction(reference))
-        subject = _Subject(call, reference, checksum(call.arguments), fraction)
+        subject = _Subject(call, reference, self._checksums(call), fraction)
         self._subject = case.id, subject
         return subject
+
+    def _checksums(self, call: Call) -> dict[str, int]:
+        """Checksums before any kernel ran; those of tensors that the group shares are taken once."""
+        return {
+            name: self.shared.get(("checksum", name), functools.partial(checksum, value))
+            if self.shared.holds(value) else checksum(value)
+            for name, value in call.arguments.items() if isinstance(value, Tensor)
+        }
 
     def _judged(self, case: Case, kernel: Kernel, subject: _Subject, blank: Result) -> Result:
         contract = operator(case.operator)
@@ -242,8 +250,7 @@ def _launch_and_compare(launcher: Launcher, subject: _Subject) -> tuple[Verdict,
         if first is None:
             first, verdict, path = (launched, launched.result.clone()), found, launched.path
     call.set_poison(1)
-    sums = checksum(call.arguments)
-    changed = [name for name, value in subject.sums.items() if sums[name] != value]
+    changed = [name for name, value in subject.sums.items() if checksum(call.arguments[name]) != value]
     if changed:
         return replace(verdict, kind="input-changed", message=f"wrote to its input {', '.join(changed)}"), path
     return verdict, path

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from conformance.case import Case
 from conformance.console import print_table
 from conformance.coverage import coverage
+from conformance.environment import archs_here
+from conformance.kernel import Kernel
 from conformance.matrix import EDGE, Matrix
 from conformance.options import Selection
 from conformance.registry import kernels, operator
@@ -33,11 +36,13 @@ def print_count(selection: Selection) -> None:
 
 
 def print_json(selection: Selection) -> None:
-    """A JSON array with one case per line."""
+    """A JSON array with one case per line. ``tiers`` are all that hold the case, not only those selected."""
     separator = "["
     for of, cases in _selected(selection):
+        tiers = {case.id: case.tiers for case in of.plan(of.tier_names)}
         for case in cases:
-            print(separator + json.dumps(_as_json(of, case)), end="")
+            held = tiers.get(case.id) or tiers.get(case.id.removesuffix("-data:exact")) or case.tiers
+            print(separator + json.dumps(_as_json(of, replace(case, tiers=held))), end="")
             separator = ",\n "
     print("[]" if separator == "[" else "]")
 
@@ -109,10 +114,10 @@ def print_overview(selection: Selection) -> None:
         ]
         print_table(("family", "cases", "what goes wrong"), families, "edge families (--tier edge)")
         found = [
-            (k.name, k.promise, ", ".join(k.devices), k.about, _here(k.requires() if k.requires else None))
+            (k.name, k.promise, k.about, _here(k))
             for k in kernels(of.operator, selection.kernels)
         ]
-        print_table(("kernel", "promises", "devices", "about", "here"), found, "kernels (--kernels NAME)")
+        print_table(("kernel", "promises", "about", "runs here"), found, "kernels (--kernels NAME)")
     print("'conformance list --tier NAME' prints case ids, 'conformance show CASE' all about one, 'pytest' runs them.")
 
 
@@ -122,8 +127,14 @@ def _purpose(of: Matrix, tier: str, marked: int) -> str:
     return of.about.get(tier, "")
 
 
-def _here(reason: str | None) -> str:
-    return f"not run: {reason}" if reason else "can run"
+def _here(kernel: Kernel) -> str:
+    """Where on this machine a kernel can run, and why not elsewhere."""
+    remarks = []
+    for arch, device in archs_here().items():
+        reason = f"runs on {', '.join(kernel.devices)}" if device not in kernel.devices else None
+        reason = reason or (kernel.requires(device) if kernel.requires else None)
+        remarks.append(f"not on {arch}: {reason}" if reason else f"on {arch}")
+    return "; ".join(remarks)
 
 
 def _selected(selection: Selection) -> Iterator[tuple[Matrix, list[Case]]]:

@@ -59,9 +59,10 @@ def _not_held(of: Matrix, wanted: Case, known: Sequence[Case]) -> str:
         return str(unknown_name(f"edge family of {of.operator}", wanted.family, of.families))
     same = [case for case in known if case.family == wanted.family] or known
     nearest = max(same, key=lambda case: len(set(case.params.items()) & set(wanted.params.items())))
+    other = [f"{key}:{value}" for key, value in nearest.params.items() if wanted.params.get(key) != value]
     return (
-        f"no tier of {of.operator} holds the case {wanted.id!r}. The nearest is {nearest.id!r}; "
-        f"'conformance list --tier {','.join(of.tier_names)}' prints all"
+        f"no tier of {of.operator} holds the case {wanted.id!r}. The nearest is {nearest.id!r} (it has "
+        f"{', '.join(other) or 'fewer parameters'}); 'conformance list --tier {','.join(of.tier_names)}' prints all"
     )
 
 

@@ -23,7 +23,7 @@ if sys.version_info >= (3, 11):
 else:  # pragma: no cover - Python 3.10
     import tomli as tomllib
 
-_TOP = {"operator", "about", "group", "default_tiers", "tier", "edge"}
+_TOP = {"operator", "about", "group", "order", "default_tiers", "tier", "edge"}
 _TIER = {"about", "expand", "from", "select", "cover", "mark"}
 _EDGE = {"family", "about", "source", "expand", "cover", "smoke", "devices"}
 EDGE = "edge"
@@ -44,12 +44,14 @@ class Matrix:
     """All tiers of one operator, read from ``path``.
 
     ``group`` names the parameters that decide a case's inputs: cases that agree in them share data and should
-    meet in one worker. ``default_tiers`` run when no tier is asked for.
+    meet in one worker; those that agree in ``order`` as well follow one another there. ``default_tiers`` run when
+    no tier is asked for.
     """
 
     path: Path
     operator: str
     group: tuple[str, ...]
+    order: tuple[str, ...]
     default_tiers: tuple[str, ...]
     about: Mapping[str, str]
     families: Mapping[str, Family]
@@ -63,6 +65,14 @@ class Matrix:
     def group_of(self, case: Case) -> str:
         """Key of the data that a case shares with others; edge cases share by family and shape."""
         return "/".join((case.family, *(case.params.get(key, "") for key in self.group)))
+
+    def grouped(self, cases: Iterable[Case]) -> list[Case]:
+        """The cases with each group together, in order of first appearance."""
+        groups: dict[str, dict[tuple[str, ...], list[Case]]] = {}
+        for case in cases:
+            within = groups.setdefault(self.group_of(case), {})
+            within.setdefault(tuple(case.get(key) for key in self.order), []).append(case)
+        return [case for within in groups.values() for alike in within.values() for case in alike]
 
     def devices(self, case: Case) -> tuple[str, ...]:
         """Device types a case is meant for; empty when it runs on all."""
@@ -188,6 +198,7 @@ def load_matrix(path: Path) -> Matrix:
         path=path,
         operator=data["operator"],
         group=tuple(data.get("group", ())),
+        order=tuple(data.get("order", ())),
         default_tiers=tuple(data.get("default_tiers", tables)),
         about={name: table.get("about", "") for name, table in tables.items()},
         families=families,

@@ -50,8 +50,8 @@ class Call:
 
 @dataclass(frozen=True)
 class OracleRows:
-    """Rows [start, stop) of the exact result in fp64 and of the error that correct arithmetic may make before
-    the cast to the output format (same shape, >= 0)."""
+    """Rows [start, stop) of the exact result (fp64) and of the error that correct arithmetic may make before the
+    cast to the output format (fp32, same shape, >= 0, rounded up)."""
 
     start: int
     stop: int
@@ -92,6 +92,18 @@ class Shared:
         if key not in self._values:
             self._values[key] = build()
         value: T = self._values[key]
+        return value
+
+    def holds(self, value: Any) -> bool:
+        return any(known is value for known in self._values.values())
+
+    def latest(self, slot: str, key: Any, build: Callable[[], T]) -> T:
+        """Like ``get``, but of one ``slot`` only the value of the last key is kept."""
+        known = self._values.get(slot)
+        if known is None or known[0] != key:
+            self._values.pop(slot, None)  # free it before its successor is made
+            self._values[slot] = known = (key, build())
+        value: T = known[1]
         return value
 
     def clear(self) -> None:

@@ -67,10 +67,7 @@ class Selection:
             cases = of.plan(self.tiers_of(of))
         if self.data == "exact":
             cases = [with_data(case, "exact") for case in cases]
-        groups: dict[str, list[Case]] = {}
-        for case in cases:
-            groups.setdefault(of.group_of(case), []).append(case)
-        return [case for group in groups.values() for case in group]
+        return of.grouped(cases)
 
     def tiers_of(self, of: Matrix) -> tuple[str, ...]:
         """Tiers asked for, or the matrix's own; ``TK_FULL_TEST`` puts "full" in the place of "official"."""
@@ -92,8 +89,10 @@ def _find(of: Matrix, text: str) -> Case:
     plain = dict(wanted.params)
     for tier in of.tier_names:
         for case in of.cases(tier):
-            if case == wanted or (plain.get("data") in DATA and with_data(case, plain["data"]) == wanted):
-                return Case(wanted.operator, wanted.params, wanted.family, case.tiers)
+            if case == wanted:
+                return case  # with the parameters in the matrix's order: the seed is taken from the id
+            if plain.get("data") in DATA and with_data(case, plain["data"]) == wanted:
+                return with_data(case, plain["data"])
     raise ConformanceError(
         f"no tier of {of.operator} holds the case {text!r}; 'python -m conformance list --operator {of.operator}' "
         "prints those that exist"

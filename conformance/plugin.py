@@ -162,6 +162,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     global _controller
+    if RUN in session.config.stash:
+        session.config.stash[RUN].close()
     if _controller is not None:
         if _controller.finish(failed=bool(exitstatus)) and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED

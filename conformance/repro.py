@@ -85,7 +85,7 @@ def file_text(case: Case, kernel: Kernel, settings: Settings) -> str:
         lines.append(f"{target} = {values[name]!r}{f'  # {comment}' if comment else ''}")
     shebang, _, head = head.partition("\n")
     head = head.partition("\n")[2]  # the template's own remark
-    made = f'# Written by "conformance repro" for one case; it needs the suite\'s checkout and torch.\n'
+    made = '# Written by "conformance repro" for one case; it needs the suite\'s checkout and torch.\n'
     text = "\n".join([shebang, made + head + _BEGIN, *lines, _END, tail])
     ast.parse(text)
     return text

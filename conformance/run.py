@@ -57,6 +57,13 @@ class Run:
         finally:
             self.crash_log.disarm()
 
+    def close(self) -> None:
+        """Give memory back: a finished worker's process lives on until the whole run ends."""
+        for judge in self._judges.values():
+            judge.forget()
+        if self._admission is not None:
+            self._admission.release()
+
     def prepare(self, work: Iterable[tuple[Case, Kernel, str | None]]) -> None:
         """Compile ahead. Each worker starts at another place of the list, so that together they compile in
         parallel; a kernel's ``prepare`` skips what another worker is already compiling."""

@@ -21,17 +21,25 @@ LIMIT = 1 << 30  # bytes; above the scores that routing draws at a time
 
 
 class _ShapesOnly(TorchDispatchMode):
-    """Runs each operation on shapes first, and for real only when its results are small and all operands are."""
+    """Runs each operation on shapes first, and for real only when its results are small and all operands real."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._device = device
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
+        kwargs = {**(kwargs or {})}
+        if kwargs.get("device") == torch.device("meta"):  # asked for "where x lies": small tensors stay real there
+            kwargs["device"] = self._device
         abstract = any(_is_meta(leaf) for leaf in tree_leaves((args, kwargs)))
         try:
             shadow_args, shadow_kwargs = tree_map(_to_meta, (args, kwargs))
             shadow = func(*shadow_args, **shadow_kwargs)
         except (NotImplementedError, RuntimeError):  # the shape depends on the data: nonzero, item
+            if abstract and func._schema.is_mutable and _is_meta(args[0]):
+                return args[0]  # writing through a mask changes values only
             if abstract:
                 raise
             return func(*args, **kwargs)
@@ -57,5 +65,5 @@ def call_form(contract: Operator, case: Case, sizes: str, device: torch.device) 
 
     Raises what ``contract.inputs`` raises, and RuntimeError when a shape depends on the values of a large tensor.
     """
-    with _ShapesOnly():
+    with _ShapesOnly(device):
         return contract.inputs(case, sizes, device, Shared())

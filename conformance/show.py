@@ -34,10 +34,10 @@ def show(text: str, selection: Selection) -> None:
     runs = settings_of(selection)
     _print_case(case, contract)
     takes = _print_kernels(case, chosen, runs)
-    for settings, names in takes:
-        for kernel in names:
-            print(pytest_line(case, [kernel], settings))
-    print()
+    for settings, kernel in takes:
+        print(pytest_line(case, [kernel], settings))
+    if takes:
+        print()
     device = torch.device("cuda" if "cuda" in archs_here().values() else "cpu")
     for sizes in (selection.sizes,) if selection.sizes else tuple(reversed(SIZES)):
         _print_form(case, contract, sizes, device)
@@ -63,14 +63,14 @@ def _print_case(case: Case, contract: Operator) -> None:
 
 def _print_kernels(
     case: Case, chosen: Sequence[Kernel], runs: Sequence[Settings]
-) -> list[tuple[Settings, list[Kernel]]]:
+) -> list[tuple[Settings, Kernel]]:
     """Who takes the case on each architecture, and why others do not; returns those that do."""
     rows: list[tuple[str, str, str, str]] = []
-    takes: list[tuple[Settings, list[Kernel]]] = []
+    takes: list[tuple[Settings, Kernel]] = []
     for settings in runs:
         reasons = [(kernel, why_not_run(case, kernel, settings)) for kernel in chosen]
         rows += [(k.name, settings.arch, k.promise, f"not run: {why}" if why else "takes it") for k, why in reasons]
-        takes.append((settings, [kernel for kernel, why in reasons if why is None]))
+        takes += [(settings, kernel) for kernel, why in reasons if why is None]
     print_table(("kernel", "on", "promises", "this case"), rows)
     return takes
 

@@ -92,8 +92,8 @@ def run(options: argparse.Namespace) -> int:
     del call, golden, output
 
     found = Judge(settings).run(case, kernel)
-    reached = found.level or "no level"
-    print(f"\nverdict of the suite: {found.state} (promised {kernel.promise}, reached {reached}; {found.kind or 'no fault'})")
+    levels = f"promised {kernel.promise}, reached {found.level or 'no level'}"
+    print(f"\nverdict of the suite: {found.state}{f' [{found.kind}]' if found.kind else ''}; {levels}")
     if found.budget_fraction is not None:
         print(f"worst error: {found.budget_fraction:.3g} times the budget")
     if found.message:
@@ -148,7 +148,7 @@ def show_mismatch(golden: Any, result: Any, most: int) -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--checkout", default=CHECKOUT, metavar="DIR", help="where the suite lies (default: %(default)s)")
+    parser.add_argument("--checkout", default=CHECKOUT, metavar="DIR", help="the suite (default: %(default)s)")
     parser.add_argument("--device", default=DEVICE, choices=("cpu", "cuda"), help="default: %(default)s")
     parser.add_argument("--sizes", default=SIZES, choices=("official", "reduced"), help="default: %(default)s")
     parser.add_argument("--show", default=10, type=int, metavar="N", help="how many elements (default: %(default)s)")

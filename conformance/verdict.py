@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from conformance.formats import bits, format_of
+from conformance.formats import Format, bits, format_of
 from conformance.kernel import LEVELS
 from conformance.operator import Call, OracleRows, Output, Reference
 
@@ -80,7 +80,8 @@ def judge(result: Tensor, call: Call, reference: Reference, promise: str, fracti
     figures = Verdict(level, budget_fraction=tally.fraction, max_error=tally.error)
     if tally.wrong_infinities:
         wrong = differs & (result.float().isinf() | golden.float().isinf())
-        return _failure("inf-map", "are infinite on one side only, or of the other sign", wrong, result, golden, figures)
+        rule = "are infinite on one side only, or of the other sign"
+        return _failure("inf-map", rule, wrong, result, golden, figures)
     if call.regime == "exact":
         unequal = differs & ~((result.float() == 0) & (golden.float() == 0))
         if bool(unequal.any()):
@@ -121,15 +122,42 @@ def _tally(result: Tensor, reference: Reference) -> _Tally:
 def _measure(result: Tensor, golden: Tensor, rows: OracleRows, tally: _Tally) -> None:
     """Add the rows' errors, in units of budget and of published tolerance, to ``tally``.
 
+    First in fp32, in few passes over memory, which settles all that is finite and clearly right; else in fp64.
+    """
+    if result.numel() and not _clearly_right(result, rows, tally):
+        _measure_exactly(result, golden, rows, tally)
+
+
+def _clearly_right(result: Tensor, rows: OracleRows, tally: _Tally) -> bool:
+    """Whether every element keeps budget and tolerance by more than fp32 arithmetic can be wrong."""
+    form = _format(result)
+    expected = rows.value.clamp(-form.maximum, form.maximum) if form.name == "e4m3" else rows.value
+    value = result.float() if form.name == "e4m3" else result
+    error = torch.sub(value, expected, out=torch.empty_like(rows.error)).abs_()
+    magnitude = expected.float().abs_()
+    budget = magnitude + rows.error
+    power = budget.view(torch.int32).bitwise_and_(0x7F800000).view(torch.float32)  # 2**floor(log2 |budget|)
+    budget = power.clamp_(min=2.0**form.minimum_exponent).mul_(2.0**-form.precision).add_(rows.error)
+    fraction = float((error / budget).max())
+    excess = float((error - magnitude.mul_(form.published)).max())
+    if not (fraction < 1 - 2.0**-20 and excess < form.published * (1 - 2.0**-20)):
+        return False
+    tally.fraction = max(tally.fraction, fraction)
+    tally.error = max(tally.error, float(error.max()))
+    return True
+
+
+def _measure_exactly(result: Tensor, golden: Tensor, rows: OracleRows, tally: _Tally) -> None:
+    """The same in fp64, element by element, infinities included.
+
     NaNs were compared as maps before. An infinity is right where the golden has it with the same sign, or where
     the exact value is so near the end of the finite range that correct arithmetic may land on either side.
     """
-    form = format_of(result.dtype)
-    assert form is not None, f"no format is known for {result.dtype}"
+    form = _format(result)
     value, golden, expected = result.double(), golden.double(), rows.value
     if form.name == "e4m3":
         expected = expected.clamp(-form.maximum, form.maximum)
-    allowed = rows.error.nan_to_num(nan=0.0, posinf=0.0)  # no arithmetic error turns an infinite sum finite
+    allowed = rows.error.double().nan_to_num(nan=0.0, posinf=0.0)  # no rounding turns an infinite sum finite
     budget = allowed + form.half_ulp(expected.abs() + allowed)
     error = (value - expected).abs_()
     settled = value.isnan()
@@ -144,15 +172,20 @@ def _measure(result: Tensor, golden: Tensor, rows: OracleRows, tally: _Tally) ->
     over_budget = fraction > 1.0
     over_published = (~(error <= form.published * (1 + expected.abs()))).logical_and_(~settled)
     tally.over_published += int(over_published.sum())
-    if fraction.numel():
-        tally.fraction = max(tally.fraction, float(fraction.max()))
-        tally.error = max(tally.error, float(error.masked_fill(settled, 0.0).nan_to_num_(nan=torch.inf).max()))
-    if tally.fraction > 1.0 and (count := int(over_budget.sum())):
-        tally.over_budget += count
-        if tally.first is None:
-            place = tuple(over_budget.nonzero()[0].tolist())
-            tally.first = {"index": [rows.start + place[0], *place[1:]], "expected": float(expected[place]),
-                           "actual": float(value[place]), "budget": float(budget[place])}
+    tally.fraction = max(tally.fraction, float(fraction.max()))
+    tally.error = max(tally.error, float(error.masked_fill(settled, 0.0).nan_to_num_(nan=torch.inf).max()))
+    count = int(over_budget.sum())
+    tally.over_budget += count
+    if count and tally.first is None:
+        place = tuple(over_budget.nonzero()[0].tolist())
+        tally.first = {"index": [rows.start + place[0], *place[1:]], "expected": float(expected[place]),
+                       "actual": float(value[place]), "budget": float(budget[place])}
+
+
+def _format(result: Tensor) -> Format:
+    form = format_of(result.dtype)
+    assert form is not None, f"no format is known for {result.dtype}"
+    return form
 
 
 def _failure(kind: str, rule: str, wrong: Tensor, result: Tensor, golden: Tensor, figures: Verdict) -> Verdict:

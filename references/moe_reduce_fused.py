@@ -109,8 +109,8 @@ def tokens_expected(case: Case, sizes: str) -> int:
 
 
 def memory(case: Case, sizes: str) -> int:
-    """Peak bytes of one case and its group: x, up to four fp32 accumulators, golden, outputs and their copies, and
-    the temporaries of chunks and of a PyTorch kernel."""
+    """Peak bytes of one case and its group: x; per output element the accumulator (4), the oracle (8 + 4), golden,
+    two outputs and a copy (up to 16); and the temporaries of chunks and of a PyTorch kernel."""
     tokens, topk, hidden = tokens_expected(case, sizes), case.number("topk"), case.number("hidden")
     x = (tokens * topk + 2) * hidden * _IN[case.get("in")].itemsize
     return x + tokens * hidden * 40 + (4 << 30 if tokens * hidden > 1 << 24 else 64 << 20)
@@ -244,17 +244,23 @@ def _unused_rows(positions: Tensor, rows: int) -> Tensor | slice:
 # ---- reference ------------------------------------------------------------------------------------------------
 
 
-def _slots(arguments: Arguments, start: int, stop: int) -> Iterator[tuple[Tensor, Tensor, Tensor | None, Tensor | None]]:
-    """Per slot, for the tokens of [start, stop) that have it: token index (from ``start``) [n], row of x [n], and
-    weight and x_sf fp32 [n, 1] or None. Padding slots are left out, so nothing of theirs is ever read."""
+_Slot = tuple[Tensor | None, Tensor, Tensor | None, Tensor | None]
+
+
+def _slots(arguments: Arguments, start: int, stop: int) -> Iterator[_Slot]:
+    """Per slot, for the tokens of [start, stop) that have it: token index from ``start`` [n] (None: all of them),
+    row of x [n], and weight and x_sf fp32 [n, 1] or None. Nothing of a padding slot is ever read."""
     weights, x_sf = arguments["topk_weights"], arguments["x_sf"]
     positions = arguments["token_topk_to_pos"][start:stop]
-    for slot in range(positions.shape[1]):
-        token = (positions[:, slot] >= 0).nonzero().flatten()
-        if len(token) == 0:
+    for slot, count in enumerate((positions >= 0).sum(dim=0).tolist()):
+        if count == 0:
             continue
-        row = positions[token, slot].long()
-        weight = None if weights is None else weights[start:stop, slot][token][:, None]
+        position, weight = positions[:, slot], None if weights is None else weights[start:stop, slot, None]
+        token = None
+        if count < stop - start:
+            token = (position >= 0).nonzero().flatten()
+            position, weight = position[token], None if weight is None else weight[token]
+        row = position.long()
         yield token, row, weight, None if x_sf is None else x_sf[row][:, None]
 
 
@@ -276,7 +282,9 @@ def accumulate(arguments: Arguments) -> Tensor:
         for token, row, weight, x_sf in _slots(arguments, start, stop):
             scale = one if weight is None else weight
             scale = scale if x_sf is None else scale * x_sf
-            part[token] = fma(x[row].float(), scale, part[token])
+            before = part if token is None else part.index_select(0, token)
+            after = fma(x.index_select(0, row).float(), scale, before)
+            part.copy_(after) if token is None else part.index_copy_(0, token, after)
     return acc
 
 
@@ -308,36 +316,52 @@ def golden(
 
 
 def oracle(arguments: Arguments) -> Iterator[OracleRows]:
-    """The exact sum in fp64 with its error bound, some tokens at a time.
+    """The exact sum before sf in fp64 with its error bound, some tokens at a time.
 
     With n = valid slots + 2 (each product and each addition rounds once, s = w * x_sf once, acc * sf once; a
     fused kernel makes fewer) and S = sum of |terms|: |error| <= n u / (1 - n u) * S, u = 2**-24 (Higham, Accuracy
     and Stability of Numerical Algorithms, 3.1), plus n of the smallest fp32 subnormal for products that underflow.
     """
-    x, positions, sf = arguments["x"], arguments["token_topk_to_pos"], arguments["sf"]
-    factor = 1.0 if sf is None else sf.double()
+    x, positions = arguments["x"], arguments["token_topk_to_pos"]
     for start, stop in _chunks(arguments):
         total = torch.zeros((stop - start, x.shape[1]), dtype=torch.float64, device=x.device)
-        magnitude = torch.zeros_like(total)
+        magnitude = torch.zeros_like(total, dtype=torch.float32)
         for token, row, weight, x_sf in _slots(arguments, start, stop):
-            term = x[row].double()
-            for scale in (weight, x_sf):
-                if scale is not None:
-                    term *= scale.double()
-            total.index_add_(0, token, term)
-            magnitude.index_add_(0, token, term.abs_())
+            scale = torch.ones((1, 1), dtype=torch.float64, device=x.device) if weight is None else weight.double()
+            scale = scale if x_sf is None else scale * x_sf.double()  # exact: 24 + 24 bits
+            term = x.index_select(0, row) * scale
+            if token is None:
+                total += term
+                magnitude += term.abs_()
+            else:
+                total.index_add_(0, token, term)
+                magnitude.index_add_(0, token, term.abs_().float())
         roundings = (positions[start:stop] >= 0).sum(dim=1, keepdim=True).double() + 2
-        relative = roundings * _U / (1 - roundings * _U)
-        absolute = roundings * _SMALLEST
-        error = magnitude.mul_(relative).add_(absolute)
-        yield OracleRows(start, stop, total * factor, error * abs(factor) + _SMALLEST)
+        relative = roundings * _U / (1 - roundings * _U) * (1 + 2.0**-16)  # S itself was summed in fp32
+        error = magnitude.mul_(relative.float()).add_(roundings.float() * _SMALLEST)
+        yield OracleRows(start, stop, total, error)
+
+
+def _scaled(rows: OracleRows, sf: Tensor | None) -> OracleRows:
+    """The rows times sf, exactly in value and upwards in error."""
+    if sf is None:
+        return rows
+    factor = sf.abs() * (1 + 2.0**-20)
+    return OracleRows(rows.start, rows.stop, rows.value * sf.double(), rows.error * factor + _SMALLEST)
 
 
 def reference(call: Call, shared: Shared) -> Reference:
-    """Golden and oracle of a call. The accumulator is shared by the cases that differ only in the output."""
+    """Golden and oracle of a call. Cases that differ only in the output share the accumulator and the
+    oracle before sf."""
     case, arguments = call.case, call.arguments
-    acc = shared.get(("acc", case.get("weights"), case.get("xsf")), lambda: accumulate(arguments))
-    return Reference(finish(acc, arguments, call.output.dtype), partial(oracle, arguments))
+    key = case.get("weights"), case.get("xsf")
+    acc = shared.latest("acc", key, lambda: accumulate(arguments))
+
+    def rows() -> Iterator[OracleRows]:
+        unscaled = shared.latest("oracle", key, lambda: list(oracle(arguments)))
+        return (_scaled(part, arguments["sf"]) for part in unscaled)
+
+    return Reference(finish(acc, arguments, call.output.dtype), rows)
 
 
 def cost(call: Call) -> Cost:
