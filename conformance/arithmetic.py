@@ -43,7 +43,7 @@ def _fma_through_fp64(x: Tensor, scale: Tensor, acc: Tensor) -> Tensor:
     return total.float()
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _addcmul_is_fused(index: int) -> bool:
     """(1 + 2^-12)^2 - (1 + 2^-11) is 2^-24 when fused and 0 when the product is rounded first."""
     value = torch.full((64,), 1.0 + 2.0**-12, device=f"cuda:{index}")

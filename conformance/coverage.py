@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 Params = Mapping[str, str]
 Combination = tuple[tuple[str, str], ...]
@@ -26,21 +27,23 @@ def coverage(subset: Sequence[Params], whole: Sequence[Params], strength: int) -
     return len(covered & possible), len(possible)
 
 
-def covering_subset(cases: Sequence[Params], size: int) -> list[int]:
+def covering_subset(cases: Sequence[Params], size: int, spread: Sequence[str] = ()) -> list[int]:
     """Indices of ``size`` cases chosen greedily so that pairs, then triples, are covered; in matrix order.
 
     Each step takes the case that adds the most uncovered pairs (while any is left), then triples; ties go to the
-    case whose parameter values were used least so far, then to the earliest: deterministic, no random draw. A
-    case's gain only ever shrinks, so a heap of stale gains needs to re-measure its top alone (lazy greedy).
+    case whose parameter values were used least so far, then to the earliest: deterministic, no random draw.
+    Each combination of values of the parameters ``spread`` counts like one more pair to be covered. A case's gain only ever shrinks, so a heap of stale gains needs to re-measure its top alone (lazy greedy).
     """
     if size >= len(cases):
         return list(range(len(cases)))
     codes: dict[tuple[str, str], int] = {}
     points = [[codes.setdefault(item, len(codes)) for item in params.items()] for params in cases]
     width = len(codes)
-    pairs = [{a * width + b for a, b in itertools.combinations(point, 2)} for point in points]
+    pairs: list[set[Any]] = [{a * width + b for a, b in itertools.combinations(point, 2)} for point in points]
+    for chosen_pairs, params in zip(pairs, cases, strict=True):
+        chosen_pairs.add(tuple(params.get(key) for key in spread))
     triples = [{(a * width + b) * width + c for a, b, c in itertools.combinations(point, 3)} for point in points]
-    covered: set[int] = set()
+    covered: set[Any] = set()
     covered_triples: set[int] = set()
     used = [0] * width
 

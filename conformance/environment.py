@@ -15,7 +15,7 @@ from conformance.errors import unknown_name
 from conformance.registry import ROOT
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def archs_here() -> dict[str, str]:
     """Architecture name -> torch device, the preferred one first: the GPU that is here, then the CPU."""
     import torch

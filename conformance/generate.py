@@ -49,7 +49,7 @@ def normal(shape: tuple[int, ...], seed: int, device: torch.device) -> Tensor:
     return (total - 2.0) * 1.734375  # type: ignore[operator]
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _base_pool(kind: str) -> np.ndarray:
     """POOL + WINDOW fp32 values: 'real' = near-normal times 2**[-4, 3]; 'exact' = integers in [-8, 8]."""
     draw = np.random.Generator(np.random.Philox(key=0x5EED)).integers

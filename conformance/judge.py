@@ -21,7 +21,7 @@ from conformance.guards import checksum, unwritten
 from conformance.kernel import Kernel
 from conformance.launch import KernelRaised, Launched, Launcher
 from conformance.operator import Call, Reference, Shared
-from conformance.registry import matrix, operator
+from conformance.registry import matrix, operator, selector
 from conformance.verdict import Verdict, check_form, golden_fraction, judge
 
 MAY_REJECT = ("strided", "unaligned")  # layouts that a kernel may refuse instead of taking
@@ -76,8 +76,8 @@ class Settings:
         return torch.device("cuda", 0) if self.device == "cuda" else torch.device(self.device)
 
 
-def rerun_command(case: str, kernel: str, settings: Settings) -> str:
-    return f"pytest --case '{case}' --kernels {kernel} --sizes {settings.sizes} --arch {settings.arch}"
+def rerun_command(case: str, kernels: str, settings: Settings) -> str:
+    return f"pytest --case '{case}' --kernels {kernels} --sizes {settings.sizes} --arch {settings.arch}"
 
 
 def blank_result(case: Case, kernel: Kernel, settings: Settings, state: str, **more: Any) -> Result:
@@ -93,7 +93,7 @@ def blank_result(case: Case, kernel: Kernel, settings: Settings, state: str, **m
         group=matrix(case.operator).group_of(case),
         state=state,
         promised=kernel.promise,
-        rerun=rerun_command(case.id, kernel.name, settings),
+        rerun=rerun_command(case.id, selector(kernel), settings),
         worker=os.environ.get("PYTEST_XDIST_WORKER", "main"),
         **more,
     )

@@ -37,12 +37,14 @@ def print_count(selection: Selection) -> None:
 
 def print_json(selection: Selection) -> None:
     """A JSON array with one case per line. ``tiers`` are all that hold the case, not only those selected."""
+    from conformance.lookup import every_case  # imports torch
+
     separator = "["
     for of, cases in _selected(selection):
-        tiers = {case.id: case.tiers for case in of.plan(of.tier_names)}
+        known = every_case(of.operator)
         for case in cases:
-            held = tiers.get(case.id) or tiers.get(case.id.removesuffix("-data:exact")) or case.tiers
-            print(separator + json.dumps(_as_json(of, replace(case, tiers=held))), end="")
+            same = known.get(case.id) or known.get(case.id.removesuffix("-data:exact")) or case
+            print(separator + json.dumps(_as_json(of, replace(case, tiers=same.tiers))), end="")
             separator = ",\n "
     print("[]" if separator == "[" else "]")
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import shlex
 import sys
 import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from pathlib import Path
 
 from conformance.case import Case, parse_case
@@ -18,7 +18,7 @@ from conformance.kernel import Kernel
 from conformance.matrix import Matrix
 from conformance.options import DATA, Selection, with_data
 from conformance.plan import parse_nodeid
-from conformance.registry import ENTRY_POINTS, ROOT, kernels, matrix
+from conformance.registry import ROOT, kernels, matrix, selector
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,13 @@ class Wanted:
 
     case: Case
     kernel: str | None = None
+
+
+@functools.cache
+def every_case(operator: str) -> dict[str, Case]:
+    """Every case of an operator by id, with all tiers that hold it; takes about a second the first time."""
+    of = matrix(operator)
+    return {case.id: case for case in of.plan(of.tier_names)}
 
 
 def find_case(text: str, data: str = "real") -> Wanted:
@@ -43,7 +50,7 @@ def find_case(text: str, data: str = "real") -> Wanted:
         text, kernel = planned.case.id, planned.kernel
     wanted = parse_case(text)
     of = matrix(wanted.operator)
-    known = of.plan(of.tier_names)
+    known = list(every_case(wanted.operator).values())
     for case in known:
         if case == wanted:
             return Wanted(with_data(case, data) if data == "exact" else case, kernel)
@@ -91,14 +98,6 @@ def settings_of(selection: Selection) -> list[Settings]:
     ]
 
 
-def word_for(kernel: Kernel) -> str:
-    """What ``--kernels`` needs to find a kernel: its name, or its module where that is not loaded by itself."""
-    loaded = ["kernels", *(point.module for point in entry_points(group=ENTRY_POINTS))]
-    package = kernel.module
-    inside = any(package == name or package.startswith(f"{name}.") for name in loaded)
-    return kernel.name if inside and not package.startswith("kernels.mutants") else package
-
-
 def import_root(kernel: Kernel) -> Path | None:
     """The folder that must be on ``sys.path`` for the kernel's module; None for this checkout and for installed
     packages, which are found anyway."""
@@ -113,7 +112,7 @@ def import_root(kernel: Kernel) -> Path | None:
 
 def pytest_line(case: Case, chosen: Sequence[Kernel], settings: Settings) -> str:
     """One shell line that reruns the case on these kernels, from the current directory."""
-    words = list(dict.fromkeys(word_for(kernel) for kernel in chosen))
+    words = list(dict.fromkeys(selector(kernel) for kernel in chosen))
     line = rerun_command(case.id, shlex.quote(",".join(words)), settings)
     selected = {kernel.name for kernel in kernels(case.operator, words)}
     if len(chosen) == 1 and len(selected) > 1:  # a module's kernels come together: pick the item by its node id

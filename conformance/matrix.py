@@ -2,7 +2,7 @@
 
 A file ``matrices/<operator>.toml`` holds ``[tier.NAME]`` tables and ``[[edge]]`` families. A tier is a list of
 blocks (``expand``), each a product of axes, or is taken from another tier (``from``) by ``select`` (parameter
-values) or ``cover`` (a covering subset). No code stands in these files, and every key is checked.
+values) or ``cover`` (a covering subset, which also covers the combinations of the ``spread`` parameters). No code stands in these files, and every key is checked.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ else:  # pragma: no cover - Python 3.10
     import tomli as tomllib
 
 _TOP = {"operator", "about", "group", "order", "default_tiers", "tier", "edge"}
-_TIER = {"about", "expand", "from", "select", "cover", "mark"}
+_TIER = {"about", "expand", "from", "select", "cover", "spread", "mark"}
 _EDGE = {"family", "about", "source", "expand", "cover", "smoke", "devices"}
 EDGE = "edge"
 
@@ -57,6 +57,7 @@ class Matrix:
     families: Mapping[str, Family]
     tables: Mapping[str, Mapping[str, Any]]
     edges: tuple[Mapping[str, Any], ...]
+    _known: dict[str, list[Case]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def tier_names(self) -> tuple[str, ...]:
@@ -84,6 +85,11 @@ class Matrix:
 
         Raises ConformanceError for an unknown tier.
         """
+        if tier not in self._known:
+            self._known[tier] = self._cases(tier)
+        return list(self._known[tier])
+
+    def _cases(self, tier: str) -> list[Case]:
         if tier == EDGE and self.edges:
             return list(itertools.chain.from_iterable(self._edge_cases(edge) for edge in self.edges))
         if tier not in self.tables:
@@ -115,7 +121,7 @@ class Matrix:
             select = table.get("select", {})
             cases = [case for case in cases if all(case.get(k) in _words(v, where) for k, v in select.items())]
             if "cover" in table:
-                chosen = covering_subset([case.params for case in cases], table["cover"])
+                chosen = covering_subset([case.params for case in cases], table["cover"], table.get("spread", ()))
                 cases = [cases[index] for index in chosen]
         return cases
 

@@ -72,7 +72,7 @@ class Selection:
     def tiers_of(self, of: Matrix) -> tuple[str, ...]:
         """Tiers asked for, or the matrix's own; ``TK_FULL_TEST`` puts "full" in the place of "official"."""
         if self.tiers:
-            return self.tiers
+            return tuple(tier for tier in self.tiers if tier in of.tier_names)
         full = os.environ.get("TK_FULL_TEST") in ("1", "true", "True") and "full" in of.tier_names
         return tuple("full" if full and tier == "official" else tier for tier in of.default_tiers)
 
@@ -94,8 +94,8 @@ def _find(of: Matrix, text: str) -> Case:
             if plain.get("data") in DATA and with_data(case, plain["data"]) == wanted:
                 return with_data(case, plain["data"])
     raise ConformanceError(
-        f"no tier of {of.operator} holds the case {text!r}; 'python -m conformance list --operator {of.operator}' "
-        "prints those that exist"
+        f"no tier of {of.operator} holds the case {text!r}; 'python -m conformance list --operator {of.operator} --tier "
+        f"NAME' prints those of one tier: {', '.join(of.tier_names)}"
     )
 
 

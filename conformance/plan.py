@@ -9,7 +9,7 @@ from conformance.case import Case, parse_case
 from conformance.errors import ConformanceError
 from conformance.matrix import Matrix
 from conformance.options import Selection
-from conformance.registry import kernels, matrix_files, matrices
+from conformance.registry import kernels, matrices, matrix_files
 
 
 @dataclass(frozen=True, slots=True)

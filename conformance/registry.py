@@ -49,7 +49,7 @@ def _import(name: str, what: str) -> ModuleType:
         raise ConformanceError(f"{what} {name} cannot be imported: {type(error).__name__}: {error}") from error
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def operators() -> dict[str, Operator]:
     """Every operator that a module of ``references`` defines, by name."""
     from conformance.operator import Operator  # brings torch, which planning does without
@@ -74,7 +74,7 @@ def matrix_files() -> list[Path]:
     return sorted((ROOT / "matrices").glob("*.toml"))
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def matrices() -> dict[str, Matrix]:
     """Every matrix of ``matrices/*.toml`` by operator name. Needs no torch."""
     return {matrix.operator: matrix for matrix in map(load_matrix, matrix_files())}
@@ -87,7 +87,7 @@ def matrix(name: str) -> Matrix:
     return matrices()[name]
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _load_kernels() -> None:
     put_checkout_first()
     for info in pkgutil.iter_modules([str(ROOT / "kernels")]):
@@ -124,3 +124,15 @@ def kernels(operator_name: str, wanted: Sequence[str] = ()) -> list[Kernel]:
             names = [k for other in operators() for k in registered(other)]
             raise unknown_name("kernel", name, names)
     return list(chosen.values())
+
+
+@functools.cache
+def _loaded_by_itself() -> tuple[str, ...]:
+    return ("kernels", *(point.module for point in importlib.metadata.entry_points(group=ENTRY_POINTS)))
+
+
+def selector(kernel: Kernel) -> str:
+    """What ``--kernels`` needs in a fresh process: the kernel's name, or its module where that is not loaded by
+    itself."""
+    inside = any(kernel.module == name or kernel.module.startswith(f"{name}.") for name in _loaded_by_itself())
+    return kernel.name if inside and not kernel.module.startswith("kernels.mutants") else kernel.module

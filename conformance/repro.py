@@ -13,10 +13,10 @@ from conformance.errors import ConformanceError
 from conformance.guards import checksum
 from conformance.judge import Settings, why_not_run
 from conformance.kernel import Kernel
-from conformance.lookup import find_case, find_kernels, import_root, pytest_line, settings_of, word_for
+from conformance.lookup import find_case, find_kernels, import_root, pytest_line, settings_of
 from conformance.operator import Shared
 from conformance.options import Selection
-from conformance.registry import ROOT, operator
+from conformance.registry import ROOT, operator, selector
 
 TEMPLATE = Path(__file__).with_name("standalone.py")
 _BEGIN, _END = '# <<< filled in by "conformance repro"', "# >>>"
@@ -67,7 +67,7 @@ def file_text(case: Case, kernel: Kernel, settings: Settings) -> str:
     values = {
         "CASE": case.id,
         "KERNEL": kernel.name,
-        "KERNELS": (word_for(kernel),),
+        "KERNELS": (selector(kernel),),
         "SIZES": settings.sizes,
         "DEVICE": settings.device,
         "ARCH": settings.arch,
@@ -100,4 +100,4 @@ def _checksums(case: Case, kernel: Kernel, settings: Settings) -> dict[str, int]
     with torch.no_grad():
         call = operator(case.operator).inputs(case, settings.sizes, settings.torch_device, Shared())
         call.set_poison(1)
-        return checksum(call.arguments)
+        return {name: checksum(value) for name, value in call.arguments.items() if isinstance(value, torch.Tensor)}

@@ -80,7 +80,7 @@ class Run:
             try:
                 assert kernel.prepare is not None
                 kernel.prepare(case.params, device)
-            except Exception:  # noqa: BLE001 - reported by the case that needs it
+            except Exception:
                 continue
 
     def _judge(self, arch: str) -> Judge:

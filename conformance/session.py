@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from conformance.errors import ConformanceError
 from conformance.isolation import read_crash
 from conformance.judge import blank_result
 from conformance.plan import Planned, parse_nodeid
@@ -21,7 +20,7 @@ from conformance.run import Run
 
 _PROGRESS_SECONDS = 5.0
 _QUARANTINE = 10  # crashes of one kernel after which its remaining cases are not started any more
-_GPU_WORKERS = 4
+_GPU_WORKERS = 6
 
 
 def workers_for(run: Run) -> int:
@@ -153,7 +152,7 @@ class Controller:
             wrong = wrong or bool(recorder.problems())
             try:
                 put = importlib.import_module("reports").write_report(recorder.path, self.directory)
-            except Exception as error:  # noqa: BLE001 - a page can be made again from the records
+            except Exception as error:
                 print(f"no page was written ({type(error).__name__}: {error}); the records are whole, "
                       f"'python -m conformance report {recorder.path}' tries again", file=sys.stderr)
                 wrong = True

@@ -71,7 +71,8 @@ def run(options: argparse.Namespace) -> int:
         call.set_poison(1)  # rows that no slot refers to
         for name, value in call.arguments.items():
             print(f"  {name}: {'none' if value is None else f'{value.dtype} {list(value.shape)}'}")
-        if CHECKSUMS is not None and options.sizes == SIZES and checksum(call.arguments) != CHECKSUMS:
+        sums = {name: checksum(value) for name, value in call.arguments.items() if value is not None}
+        if CHECKSUMS is not None and options.sizes == SIZES and sums != CHECKSUMS:
             print("WARNING: these are not the inputs of when this file was written: the suite has changed since")
         golden = contract.reference(call, Shared()).golden
         output = GuardedOutput.allocate(call.output, device)

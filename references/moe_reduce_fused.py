@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -113,7 +112,7 @@ def memory(case: Case, sizes: str) -> int:
     two outputs and a copy (up to 16); and the temporaries of chunks and of a PyTorch kernel."""
     tokens, topk, hidden = tokens_expected(case, sizes), case.number("topk"), case.number("hidden")
     x = (tokens * topk + 2) * hidden * _IN[case.get("in")].itemsize
-    return x + tokens * hidden * 40 + (4 << 30 if tokens * hidden > 1 << 24 else 64 << 20)
+    return x + tokens * hidden * 40 + (6 << 30 if tokens * hidden > 1 << 24 else 64 << 20)
 
 
 # ---- inputs ---------------------------------------------------------------------------------------------------
@@ -265,9 +264,9 @@ def _slots(arguments: Arguments, start: int, stop: int) -> Iterator[_Slot]:
 
 
 def _chunks(arguments: Arguments) -> Iterator[tuple[int, int]]:
-    """Token ranges whose fp64 temporaries stay in cache on a CPU, and at 256 MB each on a GPU."""
+    """Token ranges whose fp64 temporaries stay in cache on a CPU, and fill a GPU with few launches."""
     x, tokens = arguments["x"], arguments["token_topk_to_pos"].shape[0]
-    step = max(1, (1 << 25 if x.is_cuda else 1 << 17) // x.shape[1])
+    step = max(1, (1 << 27 if x.is_cuda else 1 << 17) // x.shape[1])
     for start in range(0, tokens, step):
         yield start, min(tokens, start + step)
 
