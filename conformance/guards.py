@@ -30,7 +30,8 @@ class GuardedOutput:
 
     def poison(self, which: int) -> None:
         """Fill the output with poison 0 or 1 and renew the bands."""
-        self.storage.fill_(_BAND_BYTE)
+        self.storage[:BAND].fill_(_BAND_BYTE)
+        self.storage[-BAND:].fill_(_BAND_BYTE)
         self.storage[BAND:-BAND].fill_(POISON_BYTES[which])
 
     def overrun(self) -> str | None:

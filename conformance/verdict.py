@@ -129,21 +129,28 @@ def _measure(result: Tensor, golden: Tensor, rows: OracleRows, tally: _Tally) ->
 
 
 def _clearly_right(result: Tensor, rows: OracleRows, tally: _Tally) -> bool:
-    """Whether every element keeps budget and tolerance by more than fp32 arithmetic can be wrong."""
+    """Whether every element keeps budget and tolerance by more than fp32 arithmetic can be wrong.
+
+    The half ULP is taken at the exact value itself, which is never more than the budget's. The tolerance follows
+    from the budget where the arithmetic error is small: half an ULP is below tolerance times value in every format.
+    """
     form = _format(result)
-    expected = rows.value.clamp(-form.maximum, form.maximum) if form.name == "e4m3" else rows.value
-    value = result.float() if form.name == "e4m3" else result
-    error = torch.sub(value, expected, out=torch.empty_like(rows.error)).abs_()
-    magnitude = expected.float().abs_()
-    budget = magnitude + rows.error
-    power = budget.view(torch.int32).bitwise_and_(0x7F800000).view(torch.float32)  # 2**floor(log2 |budget|)
+    expected = rows.value.float()
+    if form.name == "fp32":
+        error = torch.sub(result, rows.value, out=torch.empty_like(expected)).abs_()
+        margin = 2.0**-20
+    else:
+        if form.name == "e4m3":
+            expected.clamp_(-form.maximum, form.maximum)
+        error = (result.float() if form.name == "e4m3" else result).sub(expected).abs_()
+        margin = 2.0 ** (form.precision - 23)  # what rounding the exact value to fp32 can hide, in half ULPs
+    power = expected.view(torch.int32).bitwise_and_(0x7F800000).view(torch.float32)  # 2**floor(log2 |expected|)
     budget = power.clamp_(min=2.0**form.minimum_exponent).mul_(2.0**-form.precision).add_(rows.error)
-    fraction = float((error / budget).max())
-    excess = float((error - magnitude.mul_(form.published)).max())
-    if not (fraction < 1 - 2.0**-20 and excess < form.published * (1 - 2.0**-20)):
+    largest = float(error.max())
+    fraction = float(error.div_(budget).max())
+    if not (fraction < 1 - margin and float(rows.error.max()) < form.published / 2):
         return False
-    tally.fraction = max(tally.fraction, fraction)
-    tally.error = max(tally.error, float(error.max()))
+    tally.fraction, tally.error = max(tally.fraction, fraction), max(tally.error, largest)
     return True
 
 

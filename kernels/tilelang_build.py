@@ -91,12 +91,12 @@ def cuda_source(trace: Callable[[], Any], arch: str = "sm_90") -> str:
 def backend(target: str) -> str:
     """TileLang's execution backend: "cython" for C; for CUDA what ``CONFORMANCE_TILELANG_BACKEND`` says.
 
-    "auto" is TileLang's default (tvm_ffi, which calls nvcc). Where cuda-python is there, nvrtc is taken instead: it
-    compiles within the process, in a third of the time.
+    "auto" is TileLang's default (tvm_ffi, which calls nvcc). nvrtc compiles faster, but with TileLang 0.1.15 it
+    launches on the default stream whatever stream is current: edge family F29 fails with it on an H200.
     """
     if target == "c":
         return "cython"
-    wanted = os.environ.get(BACKEND_VARIABLE) or ("nvrtc" if importlib.util.find_spec("cuda") else "auto")
+    wanted = os.environ.get(BACKEND_VARIABLE, "auto")
     if wanted not in BACKENDS:
         raise KernelBuildError(f"{BACKEND_VARIABLE} is {wanted!r}; known: {', '.join(BACKENDS)}")
     return wanted
