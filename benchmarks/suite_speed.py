@@ -53,7 +53,8 @@ def measure(label: str, arguments: list[str], cache: str) -> None:
         for path in Path(out).glob("*.jsonl"):
             lines = map(json.loads, path.read_text().splitlines())
             states.update(line["state"] for line in lines if line["type"] == "result")
-        print(f"{label:6} {wall:7.1f} s  {peak / 2**30:6.2f} GiB  exit {running.returncode}  {dict(states)}", flush=True)
+        row = f"{label:6} {wall:7.1f} s  {peak / 2**30:6.2f} GiB  exit {running.returncode}  {dict(states)}"
+        print(row, flush=True)
         if running.returncode:
             print((Path(out) / "log").read_text()[-3000:])
 

@@ -31,8 +31,9 @@ def covering_subset(cases: Sequence[Params], size: int, spread: Sequence[str] = 
     """Indices of ``size`` cases chosen greedily so that pairs, then triples, are covered; in matrix order.
 
     Each step takes the case that adds the most uncovered pairs (while any is left), then triples; ties go to the
-    case whose parameter values were used least so far, then to the earliest: deterministic, no random draw.
-    Each combination of values of the parameters ``spread`` counts like one more pair to be covered. A case's gain only ever shrinks, so a heap of stale gains needs to re-measure its top alone (lazy greedy).
+    case whose parameter values were used least so far, then to the earliest: deterministic, no random draw. Each
+    combination of values of the parameters ``spread`` counts like one more pair. A case's gain only ever shrinks,
+    so a heap of stale gains needs to re-measure its top alone (lazy greedy).
     """
     if size >= len(cases):
         return list(range(len(cases)))

@@ -3,32 +3,73 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.metadata
+import importlib.util
 import os
 import platform
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from conformance.errors import unknown_name
 from conformance.registry import ROOT
 
 
+@dataclass(frozen=True)
+class Gpu:
+    """The first visible GPU: architecture ("sm_90", "gfx942"), product name and driver version."""
+
+    arch: str
+    name: str
+    driver: str | None
+
+
+def visible_gpus() -> list[str]:
+    """What CUDA_VISIBLE_DEVICES names, or every NVIDIA device by number where it is not set; needs no torch."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if given is not None:
+        names = [name.strip() for name in given.split(",")]
+        return names[: names.index("-1")] if "-1" in names else [name for name in names if name]
+    nodes = os.listdir("/dev") if os.path.isdir("/dev") else []
+    return sorted((name[6:] for name in nodes if name.startswith("nvidia") and name[6:].isdigit()), key=int)
+
+
 @functools.cache
-def archs_here() -> dict[str, str]:
-    """Architecture name -> torch device, the preferred one first: the GPU that is here, then the CPU."""
+def gpu() -> Gpu | None:
+    """The GPU that torch would use, None when there is none. NVIDIA's tool answers without importing torch, which
+    takes seconds; torch is asked where that tool or a CUDA build of torch is not found."""
+    if not _torch_libraries() or not visible_gpus():
+        return None
+    query = ["nvidia-smi", "--query-gpu=compute_cap,name,driver_version", "--format=csv,noheader"]
+    answer = _output(*query, "-i", visible_gpus()[0])
+    fields = [field.strip() for field in (answer or "").split(",")]
+    if len(fields) == 3 and "libtorch_cuda.so" in _torch_libraries():
+        return Gpu("sm_" + fields[0].replace(".", ""), fields[1], fields[2])
     import torch
 
-    found: dict[str, str] = {}
-    if torch.cuda.is_available():
-        if torch.version.hip:
-            found[torch.cuda.get_device_properties(0).gcnArchName.split(":")[0]] = "cuda"
-        else:
-            major, minor = torch.cuda.get_device_capability(0)
-            found[f"sm_{major}{minor}"] = "cuda"
-    found["cpu"] = "cpu"
-    return found
+    if not torch.cuda.is_available():
+        return None
+    properties = torch.cuda.get_device_properties(0)
+    if torch.version.hip:
+        return Gpu(properties.gcnArchName.split(":")[0], properties.name, torch.version.hip)
+    return Gpu(f"sm_{properties.major}{properties.minor}", properties.name, None)
+
+
+def _torch_libraries() -> set[str]:
+    """The GPU libraries of the installed torch, empty for a CPU build."""
+    spec = importlib.util.find_spec("torch")
+    places = [Path(place) / "lib" for place in (spec.submodule_search_locations or ())] if spec else []
+    return {name for name in ("libtorch_cuda.so", "libtorch_hip.so") if any((p / name).exists() for p in places)}
+
+
+def archs_here() -> dict[str, str]:
+    """Architecture name -> torch device, the preferred one first: the GPU that is here, then the CPU."""
+    here = gpu()
+    return {**({here.arch: "cuda"} if here else {}), "cpu": "cpu"}
 
 
 def chosen_archs(names: tuple[str, ...]) -> dict[str, str]:
@@ -65,17 +106,15 @@ def _output(*command: str) -> str | None:
 
 def identity(arch: str) -> dict[str, Any]:
     """What a reader must know to believe or repeat a run on ``arch``."""
-    import torch
-
-    cuda = archs_here().get(arch) == "cuda"
+    here = gpu() if archs_here()[arch] == "cuda" else None
     return {
         "arch": arch,
-        "device": torch.cuda.get_device_name(0) if cuda else _cpu_name(),
+        "device": here.name if here else _cpu_name(),
         "visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
-        "driver": _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader") if cuda else None,
+        "driver": here.driver if here else None,
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "torch": torch.__version__,
+        "torch": version("torch") or importlib.import_module("torch").__version__,
         "tilelang": version("tilelang"),
         "compiler": _output("gcc", "--version"),
         "commit": _output("git", "rev-parse", "--short", "HEAD"),

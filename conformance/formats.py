@@ -29,8 +29,8 @@ class Format:
 
     def half_ulp(self, magnitude: Tensor) -> Tensor:
         """Half the spacing of this format at ``magnitude`` (fp64, >= 0), also below the normal range."""
-        exponent = torch.frexp(magnitude).exponent.to(torch.float64) - 1
-        exponent = exponent.clamp_(min=self.minimum_exponent)
+        normal = magnitude.clamp(min=2.0**self.minimum_exponent)  # frexp calls the exponent of zero 0
+        exponent = torch.frexp(normal).exponent.to(torch.float64) - 1
         return torch.exp2(exponent.sub_(self.precision))
 
 

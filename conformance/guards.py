@@ -13,6 +13,7 @@ from conformance.operator import Output
 BAND = 4096  # bytes on each side; keeps the output 16-byte (and 4 KiB) aligned within its storage
 POISON_BYTES = (0xFF, 0x5A)  # NaN in every float format here, and a finite value
 _BAND_BYTE = 0xA5
+_NARROW = 64  # columns
 
 
 @dataclass(frozen=True)
@@ -51,10 +52,13 @@ def unwritten(output: Tensor, which: int) -> Tensor:
 
 
 def checksum(tensor: Tensor) -> int:
-    """64 bits that move when a byte or a row of ``tensor`` changes: sums per row, weighted by row."""
+    """64 bits that move when a byte of ``tensor`` changes or a row moves: sums per row, weighted by row. Elements
+    of narrow tensors (positions, weights) are rows of their own, so that moving one within its row is seen as well."""
     if not tensor.numel():
         return 0
     rows = tensor.reshape(tensor.shape[0], -1)
+    if rows.shape[1] <= _NARROW:
+        rows = rows.reshape(-1, 1)
     wide = rows.shape[1] * rows.element_size() % 8 == 0 and rows.is_contiguous() and rows.data_ptr() % 8 == 0
     words = rows.view(torch.int64) if wide else bits(rows)
     weight = torch.arange(1, 2 * len(rows), 2, dtype=torch.int64, device=rows.device)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +14,19 @@ from conformance.errors import ConformanceError
 from conformance.kernel import Kernel
 from conformance.plan import plan
 from conformance.registry import kernels, matrices
+
+_LONGEST = 8000
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")  # all but tab and newline
+
+
+def clipped(text: str) -> str:
+    """Text that a kernel had a hand in, made fit to be sent, stored and shown: the middle of long text left out;
+    escaped what cannot be encoded (lone surrogates) or would change a terminal (control characters)."""
+    if len(text) > _LONGEST:
+        half = _LONGEST // 2
+        text = f"{text[:half]}\n[... {len(text) - 2 * half} characters ...]\n{text[-half:]}"
+    text = _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 class CaseFailed(Exception):
@@ -47,12 +62,14 @@ class CaseItem(pytest.Item):
                 self.add_marker(tier)
 
     def runtest(self) -> None:
-        result = self.config.stash[RUN].judge_case(self.case, self.kernel, self.arch)
+        found = self.config.stash[RUN].judge_case(self.case, self.kernel, self.arch)
+        result = replace(found, message=clipped(found.message), trace=found.trace and clipped(found.trace))
         self.result = result.record()
         if result.state == "not-run":
             pytest.skip(result.message)
         if result.state != "pass":
-            raise CaseFailed(f"{result.message}\n{result.trace or ''}\nRun it again: {result.rerun}".replace("\n\n", "\n"))
+            parts = result.message, (result.trace or "").rstrip(), f"Run it again: {result.rerun}"
+            raise CaseFailed("\n".join(filter(None, parts)))
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         if isinstance(excinfo.value, (CaseFailed, ConformanceError)):

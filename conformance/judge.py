@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import os
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -18,99 +15,18 @@ from conformance.case import Case
 from conformance.errors import NotSupported
 from conformance.formats import bits
 from conformance.guards import checksum, unwritten
-from conformance.kernel import Kernel
+from conformance.kernel import LEVELS, Kernel
 from conformance.launch import KernelRaised, Launched, Launcher
 from conformance.operator import Call, Reference, Shared
-from conformance.registry import matrix, operator, selector
+from conformance.registry import matrix, operator
+from conformance.result import Result, Settings, blank_result, why_not_run
 from conformance.verdict import Verdict, check_form, golden_fraction, judge
 
 MAY_REJECT = ("strided", "unaligned")  # layouts that a kernel may refuse instead of taking
-STATES = ("pass", "fail", "error", "crash", "timeout", "not-run")
 
 
-@dataclass(frozen=True)
-class Result:
-    """One line of the records: how one case went on one kernel. ``kind`` is the kind of failure."""
-
-    case: str
-    operator: str
-    variant: str
-    kernel: str
-    family: str
-    tiers: list[str]
-    params: dict[str, str]
-    group: str
-    state: str
-    promised: str
-    level: str | None = None
-    kind: str | None = None
-    message: str = ""
-    budget_fraction: float | None = None
-    max_error: float | None = None
-    wrong: int = 0
-    elements: int = 0
-    first: dict[str, Any] | None = None
-    path: str | None = None
-    lane: str = "execute"
-    seconds: float = 0.0
-    worker: str = ""
-    rerun: str = ""
-    details: dict[str, Any] | None = None
-    trace: str | None = None
-    type: str = field(default="result")
-
-    def record(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What a run decides for all its cases."""
-
-    device: str = "cpu"
-    sizes: str = "reduced"
-    arch: str = "cpu"
-
-    @property
-    def torch_device(self) -> torch.device:
-        return torch.device("cuda", 0) if self.device == "cuda" else torch.device(self.device)
-
-
-def rerun_command(case: str, kernels: str, settings: Settings) -> str:
-    return f"pytest --case '{case}' --kernels {kernels} --sizes {settings.sizes} --arch {settings.arch}"
-
-
-def blank_result(case: Case, kernel: Kernel, settings: Settings, state: str, **more: Any) -> Result:
-    """A result with everything that is known before the case runs."""
-    return Result(
-        case=case.id,
-        operator=case.operator,
-        variant=operator(case.operator).variant(case),
-        kernel=kernel.name,
-        family=case.family,
-        tiers=sorted(case.tiers),
-        params=dict(case.params),
-        group=matrix(case.operator).group_of(case),
-        state=state,
-        promised=kernel.promise,
-        rerun=rerun_command(case.id, selector(kernel), settings),
-        worker=os.environ.get("PYTEST_XDIST_WORKER", "main"),
-        **more,
-    )
-
-
-def why_not_run(case: Case, kernel: Kernel, settings: Settings) -> str | None:
-    """Why the case cannot be executed here on this kernel, or None."""
-    wanted = matrix(case.operator).devices(case)
-    if wanted and settings.device not in wanted:
-        return f"{case.family} needs {' or '.join(wanted)}"
-    if settings.device not in kernel.devices:
-        return f"{kernel.name} runs on {' or '.join(kernel.devices)}"
-    reason = kernel.requires(settings.device) if kernel.requires else None
-    if reason:
-        return reason
-    reason = kernel.supports(case.params) if kernel.supports else None
-    return f"not supported by {kernel.name}: {reason}" if reason else None
+def torch_device(settings: Settings) -> torch.device:
+    return torch.device("cuda", 0) if settings.device == "cuda" else torch.device(settings.device)
 
 
 @dataclass(frozen=True)
@@ -128,6 +44,7 @@ class Judge:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        self.device = torch_device(settings)
         self.shared = Shared()
         self.lost: str | None = None
         self._subject: tuple[str, _Subject] | None = None
@@ -141,7 +58,7 @@ class Judge:
         blank = blank_result(case, kernel, self.settings, "pass")
         try:
             subject = self._prepare(case, blank.group)
-            with torch_settings_kept():
+            with torch.no_grad():
                 result = self._judged(case, kernel, subject, blank)
         except torch.OutOfMemoryError as error:
             self.forget()
@@ -177,7 +94,7 @@ class Judge:
         if self._subject is not None and self._subject[0] == case.id:
             return self._subject[1]
         self._subject = None
-        contract, device = operator(case.operator), self.settings.torch_device
+        contract, device = operator(case.operator), self.device
         self.shared.enter(group)
         call = contract.inputs(case, self.settings.sizes, device, self.shared)
         call.set_poison(1)
@@ -198,7 +115,7 @@ class Judge:
     def _judged(self, case: Case, kernel: Kernel, subject: _Subject, blank: Result) -> Result:
         contract = operator(case.operator)
         launcher = Launcher(
-            contract, kernel, subject.call, self.settings.sizes, self.settings.torch_device, self.shared
+            contract, kernel, subject.call, self.settings.sizes, self.device, self.shared
         )
         try:
             verdict, path = _launch_and_compare(launcher, subject)
@@ -227,33 +144,47 @@ class Judge:
 
 
 def _launch_and_compare(launcher: Launcher, subject: _Subject) -> tuple[Verdict, str | None]:
-    """Launch in the case's mode. Every launch must hold; launches of the same call must agree bit by bit."""
+    """Launch in the case's mode. Every launch must hold, and the weakest one counts; launches of the same call and
+    configuration must agree bit by bit."""
     kernel, call = launcher.kernel, launcher.call
-    verdict, path = Verdict(None), None
-    first: tuple[Launched, Tensor] | None = None
+    passed: list[tuple[Verdict, str | None]] = []
+    firsts: dict[str | None, tuple[Launched, Tensor]] = {}
     for launched in launcher.launch(call.case.get("launch", "plain")):
         problem = check_form(launched.result, call.output, launcher.device)
         if launched.overrun or problem:
             kind, what = ("guard", launched.overrun) if launched.overrun else ("form", problem)
             return Verdict(None, kind, f"{launched.label}: {what}"), launched.path
-        if first is not None and launched.call is call:
+        first = firsts.get(launched.config) if launched.call is call else None
+        if first is not None:
             if torch.equal(bits(launched.result), bits(first[1])):
                 continue
             if kernel.repeatable:
-                return _disagreement(launcher, first, launched), launched.path
+                return _blamed(_disagreement(launcher, first, launched), subject), launched.path
         same = launched.call is call
         reference = subject.reference if same else launcher.operator.reference(launched.call, Shared())
         fraction = subject.golden_fraction() if same else golden_fraction(reference)
         found = judge(launched.result, launched.call, reference, kernel.promise, fraction)
         if not found.passed:
-            return _explained(found, launched), launched.path
-        if first is None:
-            first, verdict, path = (launched, launched.result.clone()), found, launched.path
+            return _blamed(_explained(found, launched), subject), launched.path
+        passed.append((found, launched.path))
+        if launched.call is call:
+            firsts.setdefault(launched.config, (launched, launched.result.clone()))
+    verdict, path = max(passed, key=lambda one: (LEVELS.index(one[0].level or ""), one[0].budget_fraction or 0.0))
+    return _blamed(verdict, subject), path
+
+
+def _blamed(verdict: Verdict, subject: _Subject) -> Verdict:
+    """The verdict, or that the kernel wrote to its inputs: what follows from them, later results and the oracle,
+    is wrong then as well."""
+    call = subject.call
     call.set_poison(1)
     changed = [name for name, value in subject.sums.items() if checksum(call.arguments[name]) != value]
-    if changed:
-        return replace(verdict, kind="input-changed", message=f"wrote to its input {', '.join(changed)}"), path
-    return verdict, path
+    if not changed:
+        return verdict
+    message = f"wrote to its input {', '.join(changed)}"
+    if verdict.passed:
+        return replace(verdict, kind="input-changed", message=message)
+    return Verdict(None, "input-changed", f"{message}; after that, {verdict.message}")
 
 
 def _explained(verdict: Verdict, launched: Launched) -> Verdict:
@@ -270,13 +201,16 @@ def _explained(verdict: Verdict, launched: Launched) -> Verdict:
 
 
 def _disagreement(launcher: Launcher, first: tuple[Launched, Tensor], second: Launched) -> Verdict:
-    """Two launches of one call differ: run the first one's poison again to tell poison from chance."""
+    """Two launches of one call differ: run both poisons again to tell poison from chance."""
     result = second.result.clone()
     differs = bits(result) != bits(first[1])
     place = differs.nonzero()[0].tolist()
-    again = launcher.once("again", first[0].poison)
-    repeatable = torch.equal(bits(again.result), bits(first[1]))
-    kind = "poison" if repeatable and first[0].poison != second.poison else "repeat"
+    by_poison = first[0].poison != second.poison
+    for launched, before in (first, (second, result)):
+        again = launcher.once("again", launched.poison, launched.config).result
+        well_formed = check_form(again, launcher.call.output, launcher.device) is None
+        by_poison = by_poison and well_formed and torch.equal(bits(again), bits(before))
+    kind = "poison" if by_poison else "repeat"
     what = (
         "depends on what stood in the output, in padding or in rows that no slot refers to"
         if kind == "poison"
@@ -285,19 +219,5 @@ def _disagreement(launcher: Launcher, first: tuple[Launched, Tensor], second: La
     one, two = float(first[1][tuple(place)]), float(result[tuple(place)])
     message = f"the result {what}: {int(differs.sum())} elements differ between '{first[0].label}' and "
     message += f"'{second.label}', first at {place}: {one:.9g} and {two:.9g}"
-    return Verdict(None, kind, message, wrong=int(differs.sum()), first={"index": place, "expected": one, "actual": two})
-
-
-@contextlib.contextmanager
-def torch_settings_kept() -> Iterator[None]:
-    """Put back what a kernel may change for the whole process: default dtype, TF32, determinism, grad mode."""
-    dtype, deterministic = torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled()
-    precision, grad = torch.get_float32_matmul_precision(), torch.is_grad_enabled()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        torch.set_default_dtype(dtype)
-        torch.use_deterministic_algorithms(deterministic)
-        torch.set_float32_matmul_precision(precision)
-        torch.set_grad_enabled(grad)
+    first_place = {"index": place, "expected": one, "actual": two}
+    return Verdict(None, kind, message, wrong=int(differs.sum()), first=first_place)

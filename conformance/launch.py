@@ -16,6 +16,7 @@ from conformance.errors import unknown_name
 from conformance.guards import GuardedOutput
 from conformance.kernel import Kernel
 from conformance.operator import Call, Operator, Shared
+from conformance.restore import torch_settings_kept
 
 REPEATS = 25
 
@@ -26,7 +27,8 @@ class KernelRaised(Exception):
 
 @dataclass(frozen=True)
 class Launched:
-    """One result: what was done, the call it answers, the result, the path that ran, which poison was in place."""
+    """One result: what was done, the call it answers, the result, the path that ran, which poison was in place, and
+    which configuration was forced."""
 
     label: str
     call: Call
@@ -34,6 +36,7 @@ class Launched:
     path: str | None
     poison: int
     overrun: str | None = None
+    config: str | None = None
 
 
 @dataclass(frozen=True)
@@ -63,14 +66,21 @@ class Launcher:
             self._dirty_allocator(poison)
         result, path = self.run(self.call.arguments, out, config)
         self.synchronize()
-        return Launched(label, self.call, result, path, poison, out.overrun())
+        return Launched(label, self.call, result, path, poison, out.overrun(), config)
 
-    def run(self, arguments: Mapping[str, Any], out: GuardedOutput, config: str | None = None) -> tuple[Any, str | None]:
-        """The kernel's result and path. Raises KernelRaised."""
+    def run(
+        self, arguments: Mapping[str, Any], out: GuardedOutput, config: str | None = None
+    ) -> tuple[Any, str | None]:
+        """The kernel's result and path, with torch's settings put back. Raises KernelRaised.
+
+        The kernel gets a tensor of its own on the output's memory: it may give that other memory, which is no result.
+        """
         try:
-            return self.kernel.run(arguments, out.tensor, config)
+            with torch_settings_kept():
+                result, path = self.kernel.run(arguments, out.tensor.detach(), config)
         except Exception as error:
             raise KernelRaised from error
+        return (out.tensor if self.kernel.fills_out else result), path
 
     def synchronize(self) -> None:
         if self.device.type == "cuda":

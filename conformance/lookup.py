@@ -13,12 +13,12 @@ from pathlib import Path
 from conformance.case import Case, parse_case
 from conformance.environment import chosen_archs
 from conformance.errors import ConformanceError, unknown_name
-from conformance.judge import Settings, rerun_command
 from conformance.kernel import Kernel
 from conformance.matrix import Matrix
 from conformance.options import DATA, Selection, with_data
 from conformance.plan import parse_nodeid
 from conformance.registry import ROOT, kernels, matrix, selector
+from conformance.result import Settings, rerun_command
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,13 @@
 
 A file ``matrices/<operator>.toml`` holds ``[tier.NAME]`` tables and ``[[edge]]`` families. A tier is a list of
 blocks (``expand``), each a product of axes, or is taken from another tier (``from``) by ``select`` (parameter
-values) or ``cover`` (a covering subset, which also covers the combinations of the ``spread`` parameters). No code stands in these files, and every key is checked.
+values) or ``cover`` (a covering subset, which also covers the combinations of the ``spread`` parameters). No code
+stands in these files, and every key is checked.
 """
 
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,16 +17,7 @@ from typing import Any
 from conformance.case import Case
 from conformance.coverage import covering_subset
 from conformance.errors import ConformanceError, unknown_name
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:  # pragma: no cover - Python 3.10
-    import tomli as tomllib
-
-_TOP = {"operator", "about", "group", "order", "default_tiers", "tier", "edge"}
-_TIER = {"about", "expand", "from", "select", "cover", "spread", "mark"}
-_EDGE = {"family", "about", "source", "expand", "cover", "smoke", "devices"}
-EDGE = "edge"
+from conformance.matrix_file import EDGE, read_matrix_file, words
 
 
 @dataclass(frozen=True)
@@ -119,10 +110,12 @@ class Matrix:
         else:
             cases = [replace(case, tiers=frozenset({tier})) for case in self._declared(table["from"])]
             select = table.get("select", {})
-            cases = [case for case in cases if all(case.get(k) in _words(v, where) for k, v in select.items())]
+            cases = [case for case in cases if all(case.get(k) in words(v, k, where) for k, v in select.items())]
             if "cover" in table:
                 chosen = covering_subset([case.params for case in cases], table["cover"], table.get("spread", ()))
                 cases = [cases[index] for index in chosen]
+        if not cases:
+            raise ConformanceError(f"{where}: no case is left")
         return cases
 
     def _edge_cases(self, edge: Mapping[str, Any]) -> list[Case]:
@@ -132,6 +125,8 @@ class Matrix:
             for block in edge["expand"]
             for case in self._expand(block, where)
         ]
+        if not cases:
+            raise ConformanceError(f"{where}: no case is left")
         if "cover" in edge:
             cases = [cases[index] for index in covering_subset([case.params for case in cases], edge["cover"])]
         chosen = set(covering_subset([case.params for case in cases], edge.get("smoke", 0)))
@@ -142,84 +137,43 @@ class Matrix:
 
         A value ``=key`` copies another parameter; ``require`` lists ``["a", "divides", "b"]`` triples.
         """
-        axes = {key: _words(values, where) for key, values in block.items() if key != "require"}
+        axes = {key: words(values, key, where) for key, values in block.items() if key != "require"}
         rules = block.get("require", [])
         for rule in rules:
-            if len(rule) != 3 or rule[1] != "divides" or rule[0] not in axes or rule[2] not in axes:
+            fits = isinstance(rule, list) and len(rule) == 3 and rule[1] == "divides"
+            if not fits or rule[0] not in axes or rule[2] not in axes:
                 raise ConformanceError(f"{where}: rule {rule!r} is not [axis, 'divides', axis]")
         for values in itertools.product(*axes.values()):
             params = dict(zip(axes, values, strict=True))
             for key, value in params.items():
                 if value.startswith("="):
-                    if value[1:] not in params:
+                    if params.get(value[1:], "=").startswith("="):
                         raise ConformanceError(f"{where}: {key} = {value!r} refers to no axis of its block")
                     params[key] = params[value[1:]]
-            if all(int(params[b]) % int(params[a]) == 0 for a, _, b in rules):
+            try:
+                kept = all(int(params[b]) % int(params[a]) == 0 for a, _, b in rules)
+            except (ValueError, ZeroDivisionError) as error:
+                raise ConformanceError(f"{where}: key 'require': {rules} with {params}: {error}") from None
+            if kept:
                 yield Case(self.operator, params)
-
-
-def _words(values: Any, where: str) -> list[str]:
-    items = values if isinstance(values, list) else [values]
-    if not items:
-        raise ConformanceError(f"{where}: an axis without values would make the tier empty")
-    for item in items:
-        if isinstance(item, bool) or not isinstance(item, (str, int)):
-            raise ConformanceError(f"{where}: axis value {item!r} must be a string or an integer")
-    return [str(item) for item in items]
 
 
 def load_matrix(path: Path) -> Matrix:
     """Read and check one matrix file. Raises ConformanceError with file name and key."""
-    try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise ConformanceError(f"{path}: malformed TOML: {error}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConformanceError(f"{path}: cannot be read: {error}") from None
-    _check_keys(data, _TOP, str(path))
-    if not isinstance(data.get("operator"), str):
-        raise ConformanceError(f"{path}: 'operator' must name the operator that the matrix is for")
+    data = read_matrix_file(path)
     tables: dict[str, Mapping[str, Any]] = data.get("tier", {})
-    for name, table in tables.items():
-        where = f"{path}: tier {name!r}"
-        _check_keys(table, _TIER, where)
-        if ("expand" in table) == ("from" in table):
-            raise ConformanceError(f"{where}: give either 'expand' or 'from'")
-        if "from" in table and table["from"] not in tables:
-            raise unknown_name(f"tier in {where}, key 'from':", table["from"], tables)
     edges = tuple(data.get("edge", ()))
-    for edge in edges:
-        where = f"{path}: edge family {edge.get('family')!r}"
-        _check_keys(edge, _EDGE, where)
-        for key in ("family", "about", "source", "expand"):
-            if key not in edge:
-                raise ConformanceError(f"{where}: key {key!r} is missing")
-    families = {
-        edge["family"]: Family(edge["family"], edge["about"], edge["source"], tuple(edge.get("devices", ())))
-        for edge in edges
-    }
-    if len(families) != len(edges):
-        raise ConformanceError(f"{path}: two edge families have one name")
-    matrix = Matrix(
+    return Matrix(
         path=path,
         operator=data["operator"],
         group=tuple(data.get("group", ())),
         order=tuple(data.get("order", ())),
         default_tiers=tuple(data.get("default_tiers", tables)),
         about={name: table.get("about", "") for name, table in tables.items()},
-        families=families,
+        families={
+            edge["family"]: Family(edge["family"], edge["about"], edge["source"], tuple(edge.get("devices", ())))
+            for edge in edges
+        },
         tables=tables,
         edges=edges,
     )
-    for tier in matrix.default_tiers:
-        if tier not in matrix.tier_names:
-            raise unknown_name(f"tier in {path}, key 'default_tiers':", tier, matrix.tier_names)
-    return matrix
-
-
-def _check_keys(table: Any, known: set[str], where: str) -> None:
-    if not isinstance(table, dict):
-        raise ConformanceError(f"{where}: must be a table")
-    for key in table:
-        if key not in known:
-            raise unknown_name(f"key in {where}:", key, known)

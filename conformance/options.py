@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,10 +30,10 @@ class Option:
 OPTIONS = (
     Option("--operator", "NAME", "only this operator (several: comma-separated)"),
     Option("--kernels", "NAME[,NAME]", "only these kernels; a module such as my_package.my_kernels adds its own"),
-    Option("--tier", "NAME[,NAME]", "tiers to run: smoke, official, full, edge, benchmark, models (default: the matrix's own)"),
-    Option("--arch", "NAME[,NAME]|all", "architectures to run on: cpu, or that of the GPU here (default: the GPU if any)"),
+    Option("--tier", "NAME[,NAME]", "tiers: official, full, edge, smoke, models, ... (default: the matrix's own)"),
+    Option("--arch", "NAME[,NAME]|all", "cpu, or the architecture of the GPU here (default: the GPU if any)"),
     Option("--sizes", "official|reduced", "official sizes (default on a GPU) or reduced ones (default on the CPU)"),
-    Option("--data", "real|exact", "data regime of cases that name none: random values, or sums that are exact in any order"),
+    Option("--data", "real|exact", "data of cases that name none: random values, or sums that are exact in any order"),
     Option("--case", "ID", "only this case (several: separate by spaces)"),
 )
 
@@ -94,8 +94,8 @@ def _find(of: Matrix, text: str) -> Case:
             if plain.get("data") in DATA and with_data(case, plain["data"]) == wanted:
                 return with_data(case, plain["data"])
     raise ConformanceError(
-        f"no tier of {of.operator} holds the case {text!r}; 'python -m conformance list --operator {of.operator} --tier "
-        f"NAME' prints those of one tier: {', '.join(of.tier_names)}"
+        f"no tier of {of.operator} holds the case {text!r}; 'python -m conformance list --operator {of.operator} "
+        f"--tier NAME' prints those of one tier: {', '.join(of.tier_names)}"
     )
 
 
@@ -129,10 +129,3 @@ def add_to_argparse(parser: Any, but: tuple[str, ...] = ()) -> None:
     for option in OPTIONS:
         if option.flag not in but:
             parser.add_argument(option.flag, dest=option.dest, metavar=option.metavar, help=option.help)
-
-
-def iter_flags(selection: Selection) -> Iterator[str]:
-    """The selection as options again, for a rerun line."""
-    for flag, words in (("--operator", selection.operators), ("--kernels", selection.kernels), ("--tier", selection.tiers)):
-        if words:
-            yield f"{flag} {','.join(words)}"

@@ -6,8 +6,9 @@ Without ``-n`` one process is both.
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterator
+import os
+import sys
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,29 +17,30 @@ import pytest
 from conformance import options
 from conformance.errors import ConformanceError
 from conformance.isolation import CrashLog
-from conformance.items import RUN, CaseItem, MatrixFile
-from conformance.plan import group_of, parse_nodeid
+from conformance.items import RUN, CaseItem, MatrixFile, clipped
+from conformance.progress import few_listed
 from conformance.registry import ROOT, kernels, matrix_files, put_checkout_first
 from conformance.run import Run, bind_gpu
 from conformance.session import Controller
+from conformance.workers import CONTROLLER, XdistHooks, let_workers_be_replaced
 
-CONTROLLER: pytest.StashKey[Controller] = pytest.StashKey()
-_RESTARTS = 1000
+_CASE_TIMEOUT, _REPORT_DIR = "--case-timeout", "--report-dir"
+_LONGEST_TIMEOUT = 30 * 24 * 3600.0
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("conformance", "conformance of GPU kernels")
     for option in options.OPTIONS:
         group.addoption(option.flag, dest=option.dest, metavar=option.metavar, help=option.help)
-    group.addoption("--case-timeout", dest="conformance_case_timeout", type=float, default=120.0, metavar="SECONDS",
+    group.addoption(_CASE_TIMEOUT, dest="conformance_case_timeout", type=float, default=120.0, metavar="SECONDS",
                     help="time limit of one case on one kernel, 0 = none (default 120)")
-    group.addoption("--report-dir", dest="conformance_report_dir", default=None, metavar="DIR",
-                    help="where records and pages go (default: reports/)")
+    group.addoption(_REPORT_DIR, dest="conformance_report_dir", default=None, metavar="DIR",
+                    help=f"where records and pages go (default: reports/); outside the checkout: {_REPORT_DIR}=DIR")
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
     if pluginmanager.hasplugin("xdist"):
-        pluginmanager.register(_WithXdist(), "conformance-xdist")
+        pluginmanager.register(XdistHooks(), "conformance-xdist")
 
 
 def _is_worker(config: pytest.Config) -> bool:
@@ -51,6 +53,7 @@ def pytest_configure(config: pytest.Config) -> None:
     try:
         put_checkout_first()
         selection = options.select(config.getoption)
+        limit = _case_timeout(config)
         if _is_worker(config):
             worker = config.workerinput  # type: ignore[attr-defined]
             index = int(worker["workerid"].removeprefix("gw"))
@@ -65,20 +68,28 @@ def pytest_configure(config: pytest.Config) -> None:
         archs = chosen_archs(selection.archs)
         for of in selection.matrices():
             kernels(of.operator, selection.kernels)
-        config.stash[RUN] = Run(selection, archs, config.getoption("conformance_case_timeout"), log, shared, place)
+        config.stash[RUN] = Run(selection, archs, limit, log, shared, place)
         if not _is_worker(config):
             directory = config.getoption("conformance_report_dir")
             config.stash[CONTROLLER] = Controller(config.stash[RUN], Path(directory) if directory else None)
-            if getattr(config.option, "maxworkerrestart", "") is None:
-                config.option.maxworkerrestart = str(_RESTARTS)
+            if directory and not config.option.collectonly:
+                config.stash[CONTROLLER].check_directory()
+            let_workers_be_replaced(config, [_CASE_TIMEOUT, _REPORT_DIR, *(option.flag for option in options.OPTIONS)])
     except ConformanceError as error:
         raise pytest.UsageError(str(error)) from None
+    except SystemExit as error:
+        raise pytest.UsageError(f"a kernel module called sys.exit({error.code!r}) while it was imported") from None
+
+
+def _case_timeout(config: pytest.Config) -> float:
+    seconds: float = config.getoption("conformance_case_timeout")
+    if not 0 <= seconds <= _LONGEST_TIMEOUT:  # also false for nan
+        raise ConformanceError(f"{_CASE_TIMEOUT} {seconds:g}: give seconds from 0 (no limit) to {_LONGEST_TIMEOUT:g}")
+    return seconds
 
 
 def _limit_threads(workers: int) -> None:
     """Workers share the cores: one thread each unless there are more cores than workers."""
-    import os
-
     import torch
 
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
@@ -104,9 +115,12 @@ def pytest_runtestloop(session: pytest.Session) -> Iterator[Any]:
     config = session.config
     cases = [item for item in session.items if isinstance(item, CaseItem)]
     if cases and not config.option.collectonly:
-        config.stash[RUN].prepare((item.case, item.kernel, item.arch) for item in cases)
         if CONTROLLER in config.stash:
-            config.stash[CONTROLLER].start([item.nodeid for item in session.items], workers=0)
+            try:
+                config.stash[CONTROLLER].start([item.nodeid for item in session.items], workers=0)
+            except ConformanceError as error:
+                pytest.exit(str(error), returncode=pytest.ExitCode.USAGE_ERROR)
+        config.stash[RUN].prepare((item.case, item.kernel, item.arch) for item in cases)
     return (yield)
 
 
@@ -127,10 +141,12 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[Any]:
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    """The result travels with the report to the controller; what a kernel printed only where it may help."""
     report = yield
     if isinstance(item, CaseItem) and call.when == "call" and item.result is not None:
-        report.conformance = item.result
+        report.conformance, item.result = item.result, None
+        report.sections = [(name, clipped(text)) for name, text in report.sections] if report.failed else []
     return report
 
 
@@ -140,11 +156,11 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         _controller.record(report)
 
 
-def pytest_report_teststatus(report: Any) -> tuple[str, str, str] | None:
+def pytest_report_teststatus(report: Any, config: pytest.Config) -> tuple[str, str, str] | None:
     """No dot per case: the progress line says more in less."""
     if hasattr(report, "conformance") and report.when == "call":
         category = report.outcome
-        return category, "", category.upper()
+        return category, "", "" if report.passed and config.get_verbosity() <= 0 else category.upper()
     return None
 
 
@@ -156,7 +172,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     global _controller
     if CONTROLLER in session.config.stash:
         _controller = session.config.stash[CONTROLLER]
-        _controller.terminal = session.config.pluginmanager.get_plugin("terminalreporter")
+        _controller.display.terminal = session.config.pluginmanager.get_plugin("terminalreporter")
 
 
 @pytest.hookimpl(trylast=True)
@@ -170,38 +186,20 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         _controller = None
 
 
-def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    if CONTROLLER in config.stash:
-        config.stash[CONTROLLER].summary(terminalreporter)
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure(config: pytest.Config) -> None:
+    session, restore = config.pluginmanager.get_plugin("session"), sys.modules.get("conformance.restore")
+    if session is not None and restore is not None:  # cases were run here
+        restore.end_in_spite_of_threads(int(session.exitstatus), patience=1.0 if _is_worker(config) else 5.0)
 
 
-class _WithXdist:
-    """Hooks that exist only when xdist is installed."""
-
-    def pytest_configure_node(self, node: Any) -> None:
-        config = node.config
-        if "conformance_tmp" not in config.__dict__:
-            config.conformance_tmp = tempfile.TemporaryDirectory(prefix="conformance-")
-        node.workerinput["conformance_dir"] = config.conformance_tmp.name
-
-    def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:
-        if config.getoption("dist") != "load" or CONTROLLER not in config.stash:
-            return None
-        from conformance.scheduling import GroupScheduling
-
-        controller = config.stash[CONTROLLER]
-        workers = len(config.getoption("tx"))
-        scheduler = GroupScheduling(workers, group_of, lambda ids: controller.start(ids, workers), log)
-        controller.scheduler = scheduler
-        return scheduler
-
-    def pytest_xdist_auto_num_workers(self, config: pytest.Config) -> int | None:
-        from conformance.session import workers_for
-
-        return workers_for(config.stash[RUN]) if RUN in config.stash else None
-
-    def pytest_handlecrashitem(self, crashitem: str, report: Any, sched: Any) -> None:
-        planned = parse_nodeid(crashitem)
-        if planned is not None and _controller is not None:
-            folder = Path(report.node.config.conformance_tmp.name)
-            _controller.crashed(planned, report, folder / f"{report.node.gateway.id}.stack")
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Generator[None, Any, Any]:
+    """Last of all sections, and the outermost wrapper: pytest lists failures both before and after the others'."""
+    if CONTROLLER not in config.stash:
+        return (yield)
+    with few_listed(terminalreporter):
+        result = yield
+    controller = config.stash[CONTROLLER]
+    controller.display.summary(controller.pages)
+    return result

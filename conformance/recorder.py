@@ -6,13 +6,15 @@ killed has no end line; everything up to then is there. Every report is derived 
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import fcntl
 import json
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from conformance.errors import ConformanceError
 
@@ -24,7 +26,10 @@ def _now() -> str:
 
 
 class Recorder:
-    """Writes one architecture's record file and keeps the counts that the summary needs."""
+    """Writes one architecture's record file and keeps the counts that the summary needs.
+
+    Raises ConformanceError when the file cannot be written, or when another run is writing it.
+    """
 
     def __init__(self, path: Path, run: Mapping[str, Any]) -> None:
         self.path = path
@@ -33,21 +38,38 @@ class Recorder:
         self.states: Counter[str] = Counter()
         self.by_kernel: dict[str, Counter[str]] = {name: Counter() for name in run["planned"]}
         self.reasons: Counter[tuple[str, str]] = Counter()
-        self.write_error: str | None = None
+        self._counted: dict[tuple[str, str], tuple[str, str]] = {}
+        self._size = 0  # bytes of whole lines in the file
+        self._lost = 0
+        self._error = ""
+        self._notes: list[str] = []
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file: IO[str] = path.open("w", encoding="utf-8")
+            self._file = path.open("ab", buffering=0)
+            _lock(self._file.fileno(), path)
+            self._file.truncate(0)
         except OSError as error:
             raise ConformanceError(f"cannot write records to {path}: {error.strerror}") from None
         self._write({"type": "run", "schema": SCHEMA, "started": _now(), **run})
 
     def add(self, result: Mapping[str, Any]) -> None:
-        """Write one result line and count it."""
-        self.states[result["state"]] += 1
-        self.by_kernel.setdefault(result["kernel"], Counter())[result["state"]] += 1
-        if result["state"] == "not-run":
-            self.reasons[result["kernel"], result["message"]] += 1
+        """Write one result line and count it; a later result of the same case and kernel replaces the earlier."""
+        key, counted = (result["case"], result["kernel"]), (result["state"], result["message"])
+        if key in self._counted:
+            self._count(key[1], *self._counted[key], -1)
+        self._counted[key] = counted
+        self._count(key[1], *counted, 1)
         self._write(result)
+
+    def _count(self, kernel: str, state: str, message: str, by: int) -> None:
+        self.states[state] += by
+        self.by_kernel.setdefault(kernel, Counter())[state] += by
+        if state == "not-run":
+            self.reasons[kernel, message] += by
+
+    def note(self, problem: str) -> None:
+        """Something beside single results that makes the run fail."""
+        self._notes.append(problem)
 
     @property
     def done(self) -> int:
@@ -59,19 +81,20 @@ class Recorder:
 
     def problems(self) -> list[str]:
         """What makes the whole run untrustworthy, beside single failures."""
-        found: list[str] = []
+        found = list(self._notes)
         for kernel, planned in self.run["planned"].items():
             states = self.by_kernel.get(kernel, Counter())
             missing = planned - sum(states.values())
             if planned and sum(states.values()) == states["not-run"]:
-                why = "; ".join(sorted({reason for (of, reason) in self.reasons if of == kernel})[:3])
+                reasons = sorted(reason for (of, reason), count in self.reasons.items() if of == kernel and count)
+                why = "; ".join(reasons[:3])
                 found.append(f"{kernel} executed nothing" + (f": {why}" if why else ""))
             elif missing > 0:
                 found.append(f"{kernel}: {missing} of {planned} planned cases have no result")
         if not self.run["planned"]:
             found.append("no case was planned")
-        if self.write_error:
-            found.append(self.write_error)
+        if self._lost:
+            found.append(f"records are incomplete: {self._lost} lines were not written to {self.path}: {self._error}")
         return found
 
     def close(self, failed: bool) -> None:
@@ -82,11 +105,28 @@ class Recorder:
         self._file.close()
 
     def _write(self, line: Mapping[str, Any]) -> None:
+        """Append a whole line or nothing. With the disk full the run goes on, and says so at its end."""
+        data = memoryview((json.dumps(line, separators=(",", ":")) + "\n").encode())
+        size = len(data)
         try:
-            self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
-            self._file.flush()
-        except OSError as error:  # disk full: the run goes on, and says at its end that records are missing
-            self.write_error = f"records are incomplete: {self.path}: {error.strerror}"
+            while data:
+                data = data[self._file.write(data) :]
+        except OSError as error:
+            self._lost += 1
+            self._error = error.strerror or str(error)
+            with contextlib.suppress(OSError):  # no half line before the next one
+                self._file.truncate(self._size)
+        else:
+            self._size += size
+
+
+def _lock(descriptor: int, path: Path) -> None:
+    """Lock a file until its process ends, where the file system can lock."""
+    try:
+        with contextlib.suppress(PermissionError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ConformanceError(f"another run is writing {path}; wait for its end, or give --report-dir=DIR") from None
 
 
 def run_line(

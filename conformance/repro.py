@@ -11,12 +11,13 @@ import torch
 from conformance.case import Case
 from conformance.errors import ConformanceError
 from conformance.guards import checksum
-from conformance.judge import Settings, why_not_run
+from conformance.judge import torch_device
 from conformance.kernel import Kernel
 from conformance.lookup import find_case, find_kernels, import_root, pytest_line, settings_of
 from conformance.operator import Shared
 from conformance.options import Selection
 from conformance.registry import ROOT, operator, selector
+from conformance.result import Settings, why_not_run
 
 TEMPLATE = Path(__file__).with_name("standalone.py")
 _BEGIN, _END = '# <<< filled in by "conformance repro"', "# >>>"
@@ -98,6 +99,6 @@ def _checksums(case: Case, kernel: Kernel, settings: Settings) -> dict[str, int]
     if slow or why_not_run(case, kernel, settings):
         return None
     with torch.no_grad():
-        call = operator(case.operator).inputs(case, settings.sizes, settings.torch_device, Shared())
+        call = operator(case.operator).inputs(case, settings.sizes, torch_device(settings), Shared())
         call.set_poison(1)
         return {name: checksum(value) for name, value in call.arguments.items() if isinstance(value, torch.Tensor)}

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import os
+import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from conformance.admission import Admission
 from conformance.case import Case
+from conformance.environment import visible_gpus
 from conformance.isolation import CrashLog
-from conformance.judge import Judge, Result, Settings
 from conformance.kernel import Kernel
 from conformance.options import Selection
 from conformance.registry import operator
+from conformance.result import Result, Settings, blank_result
+
+if TYPE_CHECKING:
+    from conformance.judge import Judge
 
 
 @dataclass
@@ -28,6 +34,10 @@ class Run:
     worker: tuple[int, int] = (0, 1)
     _judges: dict[str, Judge] = field(default_factory=dict)
     _admission: Admission | None = None
+
+    @property
+    def in_worker(self) -> bool:
+        return self.shared_dir is not None
 
     def settings(self, arch: str) -> Settings:
         device = self.archs[arch]
@@ -51,11 +61,20 @@ class Run:
         return result
 
     def _timed(self, judge: Judge, case: Case, kernel: Kernel) -> Result:
-        self.crash_log.arm(self.case_timeout)
+        """The judge's result; whatever else a kernel raises (SystemExit, its ``supports``) is this case's error."""
+        from conformance.restore import process_kept
+
+        def judged() -> Result:
+            with process_kept():
+                return judge.run(case, kernel)
+
         try:
-            return judge.run(case, kernel)
-        finally:
-            self.crash_log.disarm()
+            return self.crash_log.call(f"{case.id} on {kernel.name}", self.case_timeout, judged)
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt) and not self.in_worker:
+                raise  # Ctrl-C; in a worker it would have ended the process
+            judge.forget()
+            return _error(error, case, kernel, judge.settings)
 
     def close(self) -> None:
         """Give memory back: a finished worker's process lives on until the whole run ends."""
@@ -66,24 +85,43 @@ class Run:
 
     def prepare(self, work: Iterable[tuple[Case, Kernel, str | None]]) -> None:
         """Compile ahead. Each worker starts at another place of the list, so that together they compile in
-        parallel; a kernel's ``prepare`` skips what another worker is already compiling."""
+        parallel; a kernel's ``prepare`` skips what another worker is already compiling.
+
+        What goes wrong here goes wrong again in the case that needs it, and is reported there. A worker that
+        replaces another one compiles nothing ahead: that may be what ended the other.
+        """
+        index, count = self.worker
+        if index >= count:
+            return
         todo: dict[tuple[str, ...], tuple[Kernel, Case, str]] = {}
         for case, kernel, arch in work:
             device = self.archs[arch or next(iter(self.archs))]
-            if kernel.prepare is None or device not in kernel.devices or (kernel.requires and kernel.requires(device)):
+            if kernel.prepare is None or device not in kernel.devices:
                 continue
             signature = (kernel.name, device, *(case.get(key) for key in ("in", "out", "weights", "xsf", "hidden")))
             todo.setdefault(signature, (kernel, case, device))
         entries = list(todo.values())
-        index, count = self.worker
-        for kernel, case, device in _rotated(entries, index * len(entries) // max(1, count)):
-            try:
-                assert kernel.prepare is not None
-                kernel.prepare(case.params, device)
-            except Exception:
-                continue
+        for kernel, case, device in _rotated(entries, index * len(entries) // count):
+            self._prepare(kernel, case, device)
+
+    def _prepare(self, kernel: Kernel, case: Case, device: str) -> None:
+        from conformance.restore import process_kept
+
+        def prepared() -> None:
+            assert kernel.prepare is not None
+            with process_kept():
+                if not (kernel.requires and kernel.requires(device)):
+                    kernel.prepare(case.params, device)
+
+        try:
+            self.crash_log.call(f"prepare of {kernel.name} for {case.id}", self.case_timeout, prepared)
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt) and not self.in_worker:
+                raise
 
     def _judge(self, arch: str) -> Judge:
+        from conformance.judge import Judge  # brings torch: the controller starts its workers before that
+
         if arch not in self._judges:
             self._judges[arch] = Judge(self.settings(arch))
         return self._judges[arch]
@@ -93,10 +131,22 @@ class Run:
         if judge.settings.device != "cuda" or self.shared_dir is None:
             return
         if self._admission is None:
-            self._admission = Admission(self.shared_dir / "memory.json")
+            self._admission = Admission(self.shared_dir / f"memory-{'-'.join(visible_gpus())}.json")
         if attempt > 1 or not judge.holds(case):
             judge.forget()
             self._admission.acquire(operator(case.operator).memory(case, judge.settings.sizes) * attempt)
+
+
+def _error(error: BaseException, case: Case, kernel: Kernel, settings: Settings) -> Result:
+    """The result for an exception that the judge let through: the kernel's when its module is in the traceback."""
+    modules = [frame.f_globals.get("__name__") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    kind = "exception" if kernel.module in modules else "suite"
+    where = "" if kind == "exception" else "in the suite itself, "
+    text = "".join(traceback.format_exception_only(error)).strip()
+    return blank_result(
+        case, kernel, settings, "error", kind=kind, message=f"{case.id} on {kernel.name}: {where}raised {text}",
+        trace="".join(traceback.format_exception(error, limit=-6)),
+    )
 
 
 def _rotated(entries: Sequence[tuple[Kernel, Case, str]], start: int) -> Sequence[tuple[Kernel, Case, str]]:
@@ -105,15 +155,6 @@ def _rotated(entries: Sequence[tuple[Kernel, Case, str]], start: int) -> Sequenc
 
 def bind_gpu(index: int) -> None:
     """Give a worker one of the visible GPUs, by index *into* CUDA_VISIBLE_DEVICES; before torch starts CUDA."""
-    given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if given is None:
-        count = _gpu_count()
-        names = [str(number) for number in range(count)]
-    else:
-        names = [name.strip() for name in given.split(",") if name.strip()]
+    names = visible_gpus()
     if len(names) > 1:
         os.environ["CUDA_VISIBLE_DEVICES"] = names[index % len(names)]
-
-
-def _gpu_count() -> int:
-    return len([name for name in os.listdir("/dev") if name.startswith("nvidia") and name[6:].isdigit()])

@@ -1,16 +1,18 @@
 """How xdist hands out items: whole groups of cases that share data, to one worker at a time.
 
 The stock "loadscope" mode keeps scopes together too, but looks items up in linear time and may hang when a worker
-is replaced (pytest-xdist#1323). Here a crashed worker's unfinished items go back to the front of the queue.
+is replaced (pytest-xdist#1323). Here a crashed worker's unfinished items go back to the front of the queue, and
+an item is blamed for the crash only when it had started.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from xdist.report import report_collection_diff
+import pytest
 
 if TYPE_CHECKING:
     from xdist.workermanage import WorkerController
@@ -19,17 +21,13 @@ _LOW_WATER = 2  # a worker runs an item only when it knows the next one
 
 
 class GroupScheduling:
-    """xdist's scheduler protocol over groups of item indices. ``group_of`` maps a node id to its group;
-    ``on_collected`` is told the collected node ids once, before anything runs."""
+    """xdist's scheduler protocol over groups of item indices. ``group_of`` maps a node id to its group."""
 
-    def __init__(
-        self, workers: int, group_of: Callable[[str], str], on_collected: Callable[[Sequence[str]], None], log: Any
-    ) -> None:
+    def __init__(self, workers: int, group_of: Callable[[str], str]) -> None:
         self._workers = workers
         self._group_of = group_of
-        self._on_collected = on_collected
-        self._log = log
         self.collection: list[str] | None = None
+        self._started: set[str] = set()
         self._collections: dict[WorkerController, list[str]] = {}
         self._assigned: dict[WorkerController, deque[int]] = {}
         self._queue: deque[list[int]] = deque()
@@ -58,11 +56,25 @@ class GroupScheduling:
         self._assigned[node] = deque()
 
     def add_node_collection(self, node: WorkerController, collection: Sequence[str]) -> None:
-        if self.collection is not None and list(collection) != self.collection:
-            self._log("a replaced worker collected other items", node)
-            node.shutdown()
-            return
+        """Take note of what a worker collected; when it differs from what the others did, the run ends."""
+        first = self.collection or next(iter(self._collections.values()), None)
+        if first is not None and list(collection) != first:
+            pytest.exit(
+                f"worker {node.gateway.id} planned other items than the first worker "
+                f"({_difference(first, collection)}); were files changed while the run went on?",
+                returncode=pytest.ExitCode.INTERNAL_ERROR,
+            )
         self._collections[node] = list(collection)
+
+    def mark_test_started(self, nodeid: str) -> None:
+        self._started.add(nodeid)
+
+    def at_work(self, node: WorkerController) -> bool:
+        """Whether a worker has started the first of its items and not finished it."""
+        pending = self._assigned.get(node)
+        if not pending or self.collection is None:
+            return False
+        return self.collection[pending[0]] in self._started
 
     def mark_test_complete(self, node: WorkerController, item_index: int, duration: float = 0) -> None:
         self._assigned[node].remove(item_index)
@@ -79,17 +91,14 @@ class GroupScheduling:
             self._assigned[node].remove(index)
 
     def remove_node(self, node: WorkerController) -> str | None:
-        """Forget a worker. When it died at work, return the node id it was running and requeue the others."""
+        """Forget a worker. When it died at work, return the node id it was running; requeue what it had not begun."""
+        died_at_work = self.at_work(node)
         pending = self._assigned.pop(node)
         self._collections.pop(node, None)
-        if not pending or self.collection is None:
-            return None
-        crashed = pending.popleft()
+        crashed = pending.popleft() if died_at_work else None
         if pending:
             self._queue.appendleft(list(pending))
-        for other in self.nodes:
-            self._feed(other)
-        return self.collection[crashed]
+        return None if crashed is None or self.collection is None else self.collection[crashed]
 
     def drop(self, unwanted: Callable[[str], bool]) -> list[str]:
         """Take the items that no worker has yet and that are ``unwanted`` out of the queue; return their ids."""
@@ -107,13 +116,7 @@ class GroupScheduling:
     def schedule(self) -> None:
         """Start handing out items; called again when a replaced worker has collected."""
         if self.collection is None:
-            first, *others = self._collections.items()
-            for node, collection in others:
-                if collection != first[1]:
-                    difference = report_collection_diff(first[1], collection, first[0].gateway.id, node.gateway.id)
-                    raise RuntimeError(f"the workers planned different items: {difference}")
-            self.collection = first[1]
-            self._on_collected(self.collection)
+            self.collection = next(iter(self._collections.values()))
             groups: dict[str, list[int]] = {}
             for index, nodeid in enumerate(self.collection):
                 groups.setdefault(self._group_of(nodeid), []).append(index)
@@ -128,6 +131,15 @@ class GroupScheduling:
         while self._queue and len(pending) < _LOW_WATER:
             group = self._queue.popleft()
             pending.extend(group)
-            node.send_runtest_some(group)
+            with contextlib.suppress(OSError):  # it has just died: remove_node, which follows, puts the group back
+                node.send_runtest_some(group)
         if not self._queue:
             node.shutdown()
+
+
+def _difference(one: Sequence[str], other: Sequence[str]) -> str:
+    """The first place at which two different collections part."""
+    for left, right in zip(one, other, strict=False):
+        if left != right:
+            return f"{right} where that has {left}"
+    return f"{len(other)} items where that has {len(one)}"

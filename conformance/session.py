@@ -1,25 +1,30 @@
-"""The controlling process: records results as they come, shows progress, names crashes, writes the reports."""
+"""The controlling process: records results as they come, names crashes, stops what crashes often, writes the pages."""
 
 from __future__ import annotations
 
 import importlib
 import os
 import sys
-import time
+import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from conformance.isolation import read_crash
-from conformance.judge import blank_result
+import pytest
+
+from conformance.environment import visible_gpus
+from conformance.errors import ConformanceError
+from conformance.isolation import Death
 from conformance.plan import Planned, parse_nodeid
+from conformance.progress import Display
 from conformance.recorder import Recorder, run_line
 from conformance.registry import ROOT, kernels, operator
+from conformance.result import blank_result
 from conformance.run import Run
 
-_PROGRESS_SECONDS = 5.0
-_QUARANTINE = 10  # crashes of one kernel after which its remaining cases are not started any more
+QUARANTINE = 10  # points of one kernel after which its remaining cases are not started any more
+POINTS = {"crash": 1, "timeout": 3}  # a hang costs a whole time limit, a crash a few seconds
 _GPU_WORKERS = 6
 
 
@@ -28,9 +33,7 @@ def workers_for(run: Run) -> int:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if "cuda" not in run.archs.values():
         return cores
-    import torch
-
-    return max(1, min(cores, _GPU_WORKERS * torch.cuda.device_count()))
+    return max(1, min(cores, _GPU_WORKERS * max(1, len(visible_gpus()))))
 
 
 class Controller:
@@ -40,32 +43,41 @@ class Controller:
         self.run = run
         self.directory = directory or ROOT / "reports" / ("rerun" if run.selection.cases else "")
         self.recorders: dict[str, Recorder] = {}
+        self.display = Display(self.recorders)
         self.scheduler: Any = None
-        self.terminal: Any = None
         self.pages: list[Path] = []
-        self._crashes: Counter[str] = Counter()
-        self._last_line = time.monotonic()
-        self._started = time.monotonic()
+        self._points: Counter[str] = Counter()
+
+    def check_directory(self) -> None:
+        """Raises ConformanceError when no records could be written at the end of the work."""
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=self.directory).close()
+        except OSError as error:
+            raise ConformanceError(
+                f"--report-dir: cannot write to {self.directory}: {error.strerror}; name another directory"
+            ) from None
 
     def start(self, nodeids: Sequence[str], workers: int) -> None:
         """Open one record file per architecture, once it is known what will run."""
         from conformance.environment import identity
+        from conformance.formats import FORMATS
 
         by_arch: dict[str, list[Planned]] = {}
         for planned in filter(None, map(parse_nodeid, nodeids)):
-            by_arch.setdefault(planned.arch or next(iter(self.run.archs)), []).append(planned)
+            by_arch.setdefault(self._arch(planned), []).append(planned)
         for arch, entries in by_arch.items():
             names = list(dict.fromkeys(entry.case.operator for entry in entries))
             used = {entry.kernel for entry in entries}
             contracts = [operator(name) for name in names]
             described = {
-                kernel.name: {"operator": name, "promise": kernel.promise, "module": kernel.module, "about": kernel.about}
+                kernel.name: {
+                    "operator": name, "promise": kernel.promise, "module": kernel.module, "about": kernel.about
+                }
                 for name in names
                 for kernel in kernels(name, self.run.selection.kernels)
                 if kernel.name in used
             }
-            from conformance.formats import FORMATS
-
             cases = [(self._with_tiers(entry), entry.kernel) for entry in entries]
             line = run_line(
                 identity(arch), cases, described,
@@ -76,105 +88,96 @@ class Controller:
                 budget={c.name: c.budget for c in contracts},
             )
             self.recorders[arch] = Recorder(self.directory / f"{arch}.jsonl", line)
-        self._started = time.monotonic()
+        self.display.start()
+
+    def _arch(self, planned: Planned) -> str:
+        return planned.arch or next(iter(self.run.archs))
 
     def _with_tiers(self, entry: Planned) -> Any:
         if not hasattr(self, "_tiers"):
-            self._tiers = {case.id: case for of in self.run.selection.matrices() for case in self.run.selection.cases_of(of)}
+            chosen = self.run.selection
+            self._tiers = {case.id: case for of in chosen.matrices() for case in chosen.cases_of(of)}
         return self._tiers.get(entry.case.id, entry.case)
 
     def record(self, report: Any) -> None:
         """Write the result that travelled with a report, and the progress line when it is time."""
-        result = getattr(report, "conformance", None)
         planned = parse_nodeid(report.nodeid)
         if planned is None or not self.recorders:
             return
-        arch = planned.arch or next(iter(self.run.archs))
-        if result is None:  # the suite itself failed on this item: not the kernel's fault, and no pass either
-            result = self._blank(planned, "error", kind="suite", message=f"the suite failed: {report.longreprtext[-2000:]}")
-        self.recorders[arch].add(result)
-        if time.monotonic() - self._last_line >= _PROGRESS_SECONDS:
-            self._progress()
+        result = getattr(report, "conformance", None)
+        if result is None:  # another plugin skipped the item or failed on it: not the kernel's fault, and no pass
+            if report.skipped:
+                why = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longreprtext
+                result = self._blank(planned, "not-run", message=str(why))
+            else:
+                what = f"{planned.case.id} on {planned.kernel}: failed outside the suite"
+                result = self._blank(planned, "error", kind="suite", message=f"{what}: {report.longreprtext[-2000:]}")
+        self.recorders[self._arch(planned)].add(result)
+        report.conformance = {"kernel": result["kernel"], "kind": result["kind"]}  # pytest keeps every report
+        self.display.progress()
 
-    def crashed(self, planned: Planned, report: Any, stack: Path) -> None:
-        """Turn xdist's crash report into a result; after too many, stop starting cases of that kernel."""
-        state, sentence, text = read_crash(stack, self.run.case_timeout)
-        message = f"{planned.case.id} on {planned.kernel}: {sentence}"
-        result = self._blank(planned, state, kind=state, message=message, trace=text or None)
-        report.conformance = result
+    def crashed(self, planned: Planned, report: Any, death: Death) -> None:
+        """Turn xdist's crash report into a result."""
+        message = f"{planned.case.id} on {planned.kernel}: {death.sentence}"
+        result = self._blank(planned, death.state, kind=death.state, message=message, trace=death.stack or None)
+        report.conformance = result | {"worker": death.worker}
         report.when = "call"
-        report.longrepr = f"{message}\n{text}\nRun it again: {result['rerun']}"
-        self._crashes[planned.kernel] += 1
-        if self._crashes[planned.kernel] == _QUARANTINE and self.scheduler is not None:
-            self._quarantine(planned.kernel)
+        report.location = _location(report.nodeid)
+        report.longrepr = "\n".join(filter(None, (message, death.stack, f"Run it again: {result['rerun']}")))
+        self._points[planned.kernel] += POINTS[death.state]
 
-    def _quarantine(self, kernel: str) -> None:
+    def worker_lost(self, death: Death) -> None:
+        """A worker ended between cases, as when a kernel's ``prepare`` crashes: no case is to blame, but the run is
+        not sound."""
+        text = f"worker {death.worker}, in {death.label or 'no case'}: {death.sentence}"
+        self.display.note("\n".join(filter(None, (text, death.stack))))
+        for recorder in self.recorders.values():
+            recorder.note(text)
+
+    def quarantined(self, kernel: str) -> list[pytest.TestReport]:
+        """Once a kernel has crashed too often: "not-run" reports of all its cases that no worker has begun."""
+        if self._points[kernel] < QUARANTINE or self.scheduler is None:
+            return []
+
         def unwanted(nodeid: str) -> bool:
-            other = parse_nodeid(nodeid)
-            return other is not None and other.kernel == kernel
-
-        for nodeid in self.scheduler.drop(unwanted):
             planned = parse_nodeid(nodeid)
-            assert planned is not None
-            message = f"{kernel} ended its worker {_QUARANTINE} times; its remaining cases were not started"
-            arch = planned.arch or next(iter(self.run.archs))
-            self.recorders[arch].add(self._blank(planned, "not-run", message=message))
+            return planned is not None and planned.kernel == kernel
+
+        reason = f"{kernel} crashed or hung too often; its remaining cases were not started"
+        return [self._not_started(nodeid, reason) for nodeid in self.scheduler.drop(unwanted)]
+
+    def _not_started(self, nodeid: str, reason: str) -> pytest.TestReport:
+        planned = parse_nodeid(nodeid)
+        assert planned is not None
+        location = _location(nodeid)
+        report = pytest.TestReport(nodeid, location, {}, "skipped", (location[0], 0, reason), "call")
+        report.conformance = self._blank(planned, "not-run", message=reason)  # type: ignore[attr-defined]
+        return report
 
     def _blank(self, planned: Planned, state: str, **more: Any) -> dict[str, Any]:
-        arch = planned.arch or next(iter(self.run.archs))
         known = {k.name: k for k in kernels(planned.case.operator, self.run.selection.kernels)}
-        case = self._with_tiers(planned)
-        return blank_result(case, known[planned.kernel], self.run.settings(arch), state, **more).record()
-
-    def _progress(self) -> None:
-        self._last_line = now = time.monotonic()
-        if self.terminal is None:
-            return
-        done = sum(r.done for r in self.recorders.values())
-        planned = sum(r.planned for r in self.recorders.values())
-        bad = sum(r.states[s] for r in self.recorders.values() for s in ("fail", "error", "crash", "timeout"))
-        left = (now - self._started) / max(1, done) * (planned - done)
-        rest = f" | about {left:.0f} s left" if done >= min(50, planned // 10) else ""
-        kernels_done = ", ".join(
-            f"{name} {sum(states.values())}/{r.run['planned'].get(name, 0)}"
-            for r in self.recorders.values() for name, states in r.by_kernel.items()
-        )
-        self.terminal.ensure_newline()
-        self.terminal.write_line(
-            f"{100 * done // max(1, planned):3d} %  {done}/{planned} done, {bad} failed | {kernels_done}{rest}"
-        )
+        settings = self.run.settings(self._arch(planned))
+        return blank_result(self._with_tiers(planned), known[planned.kernel], settings, state, **more).record()
 
     def finish(self, failed: bool) -> bool:
         """Close the records and write the pages. True when the run as a whole must fail."""
         wrong = False
         for recorder in self.recorders.values():
             recorder.close(failed)
-            wrong = wrong or bool(recorder.problems())
+            problems = recorder.problems()
+            wrong = wrong or bool(problems)
             try:
                 put = importlib.import_module("reports").write_report(recorder.path, self.directory)
             except Exception as error:
-                print(f"no page was written ({type(error).__name__}: {error}); the records are whole, "
+                print(f"no page was written ({type(error).__name__}: {error}); "
                       f"'python -m conformance report {recorder.path}' tries again", file=sys.stderr)
                 wrong = True
             else:
                 self.pages += put
         return wrong
 
-    def summary(self, terminal: Any) -> None:
-        """Counts per kernel and state, what was not run and why, and where the pages are."""
-        for arch, recorder in self.recorders.items():
-            terminal.section(f"conformance on {arch}: {recorder.run['device']}")
-            terminal.write_line(
-                f"{', '.join(f'{tier} {count}' for tier, count in sorted(recorder.run['tier_counts'].items()))} cases; "
-                f"{recorder.run['sizes']} sizes; {recorder.run['data']} data"
-            )
-            for name, states in recorder.by_kernel.items():
-                counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
-                terminal.write_line(f"  {name}: {recorder.run['planned'].get(name, 0)} planned: {counts or 'nothing done'}")
-            for (kernel, reason), count in sorted(recorder.reasons.items()):
-                terminal.write_line(f"  not run: {count} of {kernel}: {reason}")
-            for problem in recorder.problems():
-                terminal.write_line(f"  PROBLEM: {problem}")
-            terminal.write_line(f"  records: {recorder.path}")
-        for page in self.pages:
-            terminal.write_line(f"  report: {page}")
+
+def _location(nodeid: str) -> tuple[str, int | None, str]:
+    """Where pytest says that an item is: file, line (none), name."""
+    file, _, name = nodeid.partition("::")
+    return file, None, name

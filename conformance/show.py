@@ -13,12 +13,12 @@ from conformance.case import Case
 from conformance.console import amount, print_fields, print_table
 from conformance.environment import archs_here
 from conformance.formats import format_of
-from conformance.judge import Settings, why_not_run
 from conformance.kernel import Kernel
 from conformance.lookup import find_case, find_kernels, pytest_line, settings_of
 from conformance.operator import Call, Operator
 from conformance.options import SIZES, Selection
 from conformance.registry import matrix, operator
+from conformance.result import Settings, why_not_run
 from conformance.shapes import call_form
 
 

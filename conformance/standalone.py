@@ -46,9 +46,11 @@ def run(options: argparse.Namespace) -> int:
 
     from conformance.case import parse_case
     from conformance.guards import GuardedOutput, checksum
-    from conformance.judge import Judge, Settings, torch_settings_kept, why_not_run
+    from conformance.judge import Judge, torch_device
     from conformance.operator import Shared
     from conformance.registry import kernels, operator
+    from conformance.restore import torch_settings_kept
+    from conformance.result import Settings, why_not_run
 
     case = parse_case(CASE)
     kernel = next((k for k in kernels(case.operator, KERNELS) if k.name == KERNEL), None)
@@ -65,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
         print(f"cannot run here: {reason}", file=sys.stderr)
         return 2
 
-    contract, device = operator(case.operator), settings.torch_device
+    contract, device = operator(case.operator), torch_device(settings)
     with torch_settings_kept():
         call = contract.inputs(case, settings.sizes, device, Shared())
         call.set_poison(1)  # rows that no slot refers to

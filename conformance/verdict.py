@@ -6,7 +6,7 @@ arithmetic may make, and within the published tolerance), published (only the la
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -36,14 +36,15 @@ class Verdict:
 
 @dataclass
 class _Tally:
-    """Running figures over the rows of one output; ``first`` is the first element over its budget."""
+    """Running figures over the rows of one output; ``first`` are the first elements over their budget and
+    over the published tolerance."""
 
     fraction: float = 0.0
     error: float = 0.0
     over_budget: int = 0
     over_published: int = 0
     wrong_infinities: int = 0
-    first: dict[str, Any] | None = None
+    first: list[dict[str, Any] | None] = field(default_factory=lambda: [None, None])
 
 
 def check_form(result: Any, form: Output, device: torch.device) -> str | None:
@@ -99,13 +100,14 @@ def judge(result: Tensor, call: Call, reference: Reference, promise: str, fracti
         if tally.over_budget
         else ("published", tally.over_published, "exceed the published tolerance")
     )
-    first = tally.first or {}
+    first = tally.first[0 if tally.over_budget else 1]
+    assert first is not None
     message = f"{count} of {result.numel()} elements {rule}; first at {_show(first)}"
-    return replace(figures, kind=kind, message=message, wrong=count, first=first or None)
+    return replace(figures, kind=kind, message=message, wrong=count, first=first)
 
 
 def _level(tally: _Tally, differs: Tensor) -> str | None:
-    if tally.over_published:
+    if tally.over_published or tally.wrong_infinities:
         return None
     if tally.over_budget:
         return "published"
@@ -181,12 +183,12 @@ def _measure_exactly(result: Tensor, golden: Tensor, rows: OracleRows, tally: _T
     tally.over_published += int(over_published.sum())
     tally.fraction = max(tally.fraction, float(fraction.max()))
     tally.error = max(tally.error, float(error.masked_fill(settled, 0.0).nan_to_num_(nan=torch.inf).max()))
-    count = int(over_budget.sum())
-    tally.over_budget += count
-    if count and tally.first is None:
-        place = tuple(over_budget.nonzero()[0].tolist())
-        tally.first = {"index": [rows.start + place[0], *place[1:]], "expected": float(expected[place]),
-                       "actual": float(value[place]), "budget": float(budget[place])}
+    tally.over_budget += int(over_budget.sum())
+    for number, over in enumerate((over_budget, over_published)):
+        if tally.first[number] is None and bool(over.any()):
+            place = tuple(over.nonzero()[0].tolist())
+            tally.first[number] = {"index": [rows.start + place[0], *place[1:]], "expected": float(expected[place]),
+                                   "actual": float(value[place]), "budget": float(budget[place])}
 
 
 def _format(result: Tensor) -> Format:
@@ -205,7 +207,5 @@ def _failure(kind: str, rule: str, wrong: Tensor, result: Tensor, golden: Tensor
 
 
 def _show(first: dict[str, Any]) -> str:
-    if not first:
-        return "an unknown place"
     budget = f" (budget {first['budget']:.3g})" if "budget" in first else ""
     return f"{first['index']}: expected {first['expected']:.9g}, got {first['actual']:.9g}{budget}"

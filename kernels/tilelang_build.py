@@ -141,7 +141,7 @@ def _compile(label: str, target: str, where: str, trace: Callable[[], Any]) -> C
             f"{type(error).__name__}: {lines[0][:300]}"
         ) from error
     _remove_intermediates(kernel)
-    return kernel  # type: ignore[no-any-return]
+    return kernel
 
 
 def _remove_intermediates(kernel: Any) -> None:

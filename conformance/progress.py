@@ -1,0 +1,97 @@
+"""What a run shows in the terminal: a progress line now and then, and at its end the counts that matter."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from conformance.recorder import Recorder
+
+LISTED = 20  # failures that are shown in full; the page has all
+_FIRST, _LONGEST = 5.0, 60.0  # seconds between progress lines, growing with the run
+_BAD = ("fail", "error", "crash", "timeout")
+
+
+class Display:
+    """Writes to pytest's terminal reporter; silent without one (``-p no:terminal``)."""
+
+    def __init__(self, recorders: Mapping[str, Recorder]) -> None:
+        self.terminal: Any = None
+        self._recorders = recorders
+        self._started = self._last = time.monotonic()
+
+    def start(self) -> None:
+        """The first case is about to run: time left is reckoned from here."""
+        self._started = self._last = time.monotonic()
+
+    def note(self, text: str) -> None:
+        if self.terminal is not None:
+            self.terminal.ensure_newline()
+            self.terminal.write_line(text)
+
+    def progress(self) -> None:
+        """Write the progress line if it is time: every 5 s at first, then after each twelfth of the time gone."""
+        now = time.monotonic()
+        if now - self._last < min(_LONGEST, max(_FIRST, (now - self._started) / 12)):
+            return
+        self._last = now
+        recorders = self._recorders.values()
+        done, planned = sum(r.done for r in recorders), sum(r.planned for r in recorders)
+        bad = sum(r.states[state] for r in recorders for state in _BAD)
+        kernels = ", ".join(
+            f"{name} {sum(states.values())}/{r.run['planned'].get(name, 0)}"
+            for r in recorders for name, states in r.by_kernel.items()
+        )
+        left = (now - self._started) / max(1, done) * (planned - done)
+        rest = f" | about {left:.0f} s left" if done >= max(10, min(50, planned / 10)) else ""
+        self.note(f"{100 * done // max(1, planned):3d} %  {done}/{planned} done, {bad} failed | {kernels}{rest}")
+
+    def summary(self, pages: Sequence[Path]) -> None:
+        """Counts per kernel and state, what was not run and why, and where the pages are."""
+        if self.terminal is None:
+            return
+        write = self.terminal.write_line
+        for arch, recorder in self._recorders.items():
+            run = recorder.run
+            self.terminal.section(f"conformance on {arch}: {run['device']}")
+            tiers = ", ".join(f"{tier} {count}" for tier, count in sorted(run["tier_counts"].items()))
+            write(f"{tiers} cases; {run['sizes']} sizes; {run['data']} data")
+            for name, states in recorder.by_kernel.items():
+                counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items()) if count)
+                write(f"  {name}: {run['planned'].get(name, 0)} planned: {counts or 'nothing done'}")
+            for (kernel, reason), count in sorted(recorder.reasons.items()):
+                if count:
+                    write(f"  not run: {count} of {kernel}: {reason}")
+            for problem in recorder.problems():
+                write(f"  PROBLEM: {problem}")
+            write(f"  records: {recorder.path}")
+        for page in pages:
+            write(f"  report: {page}")
+
+
+@contextlib.contextmanager
+def few_listed(terminal: Any, limit: int = LISTED) -> Iterator[None]:
+    """Let pytest list ``limit`` failed cases at most, taking turns over kernels and kinds of failure; its counts and
+    its exit code stay those of all. ``-vv`` lists all."""
+    failed = terminal.stats.get("failed", [])
+    cases = [report for report in failed if hasattr(report, "conformance")]
+    if len(cases) <= limit or terminal.verbosity > 1:
+        yield
+        return
+    seen: Counter[tuple[Any, Any]] = Counter()
+    turns: list[tuple[int, int]] = []
+    for place, report in enumerate(cases):
+        alike = report.conformance.get("kernel"), report.conformance.get("kind")
+        turns.append((seen[alike], place))
+        seen[alike] += 1
+    shown = {id(cases[place]) for _, place in sorted(turns)[:limit]}
+    terminal.stats["failed"] = [r for r in failed if id(r) in shown or not hasattr(r, "conformance")]
+    try:
+        yield
+    finally:
+        terminal.stats["failed"] = failed
+        terminal.write_line(f"... {limit} of {len(cases)} failed cases are listed; the report and -vv list all")

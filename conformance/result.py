@@ -1,0 +1,94 @@
+"""The result of one case on one kernel, and what is known of it before it runs. Needs no torch."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from conformance.case import Case
+from conformance.kernel import Kernel
+from conformance.registry import matrix, operator, selector
+
+STATES = ("pass", "fail", "error", "crash", "timeout", "not-run")
+
+
+@dataclass(frozen=True)
+class Result:
+    """One line of the records: how one case went on one kernel. ``kind`` is the kind of failure."""
+
+    case: str
+    operator: str
+    variant: str
+    kernel: str
+    family: str
+    tiers: list[str]
+    params: dict[str, str]
+    group: str
+    state: str
+    promised: str
+    level: str | None = None
+    kind: str | None = None
+    message: str = ""
+    budget_fraction: float | None = None
+    max_error: float | None = None
+    wrong: int = 0
+    elements: int = 0
+    first: dict[str, Any] | None = None
+    path: str | None = None
+    lane: str = "execute"
+    seconds: float = 0.0
+    worker: str = ""
+    rerun: str = ""
+    details: dict[str, Any] | None = None
+    trace: str | None = None
+    type: str = field(default="result")
+
+    def record(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a run decides for all its cases."""
+
+    device: str = "cpu"
+    sizes: str = "reduced"
+    arch: str = "cpu"
+
+
+def rerun_command(case: str, kernels: str, settings: Settings) -> str:
+    return f"pytest --case '{case}' --kernels {kernels} --sizes {settings.sizes} --arch {settings.arch}"
+
+
+def blank_result(case: Case, kernel: Kernel, settings: Settings, state: str, **more: Any) -> Result:
+    """A result with everything that is known before the case runs."""
+    return Result(
+        case=case.id,
+        operator=case.operator,
+        variant=operator(case.operator).variant(case),
+        kernel=kernel.name,
+        family=case.family,
+        tiers=sorted(case.tiers),
+        params=dict(case.params),
+        group=matrix(case.operator).group_of(case),
+        state=state,
+        promised=kernel.promise,
+        rerun=rerun_command(case.id, selector(kernel), settings),
+        worker=os.environ.get("PYTEST_XDIST_WORKER", "main"),
+        **more,
+    )
+
+
+def why_not_run(case: Case, kernel: Kernel, settings: Settings) -> str | None:
+    """Why the case cannot be executed here on this kernel, or None."""
+    wanted = matrix(case.operator).devices(case)
+    if wanted and settings.device not in wanted:
+        return f"{case.family} needs {' or '.join(wanted)}"
+    if settings.device not in kernel.devices:
+        return f"{kernel.name} runs on {' or '.join(kernel.devices)}"
+    reason = kernel.requires(settings.device) if kernel.requires else None
+    if reason:
+        return reason
+    reason = kernel.supports(case.params) if kernel.supports else None
+    return f"not supported by {kernel.name}: {reason}" if reason else None
