@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from conformance.formats import bits
+from conformance.layouts import BAND
 from conformance.operator import Output
 
-BAND = 4096  # bytes on each side; keeps the output 16-byte (and 4 KiB) aligned within its storage
 POISON_BYTES = (0xFF, 0x5A)  # NaN in every float format here, and a finite value
-_BAND_BYTE = 0xA5
-_NARROW = 64  # columns
+_ROW = 1024  # words of a checksum row
 
 
 @dataclass(frozen=True)
@@ -25,24 +25,36 @@ class GuardedOutput:
 
     @classmethod
     def allocate(cls, form: Output, device: torch.device) -> GuardedOutput:
-        storage = torch.empty(form.nbytes + 2 * BAND, dtype=torch.uint8, device=device)
-        inner = storage[BAND : BAND + form.nbytes]
-        return cls(inner.view(form.dtype).view(form.shape), storage)
+        shape = (*form.shape[:-1], form.shape[-1] + form.gap)
+        count = math.prod(shape) * form.dtype.itemsize
+        storage = torch.empty(count + 2 * BAND, dtype=torch.uint8, device=device)
+        inner = storage[BAND : BAND + count].view(form.dtype).view(shape)
+        return cls(inner[..., : form.shape[-1]] if form.gap else inner, storage)
 
     def poison(self, which: int) -> None:
-        """Fill the output with poison 0 or 1 and renew the bands."""
-        self.storage[:BAND].fill_(_BAND_BYTE)
-        self.storage[-BAND:].fill_(_BAND_BYTE)
+        """Fill the output, gaps between its rows included, with poison 0 or 1 and renew the bands."""
+        self.storage[:BAND] = self.storage[-BAND:] = _band(self.storage.device)
         self.storage[BAND:-BAND].fill_(POISON_BYTES[which])
 
-    def overrun(self) -> str | None:
-        """Where the kernel wrote outside its output, or None."""
+    def overrun(self, which: int) -> str | None:
+        """Where the kernel wrote outside its output since ``poison(which)``, or None."""
         for side, band in (("before", self.storage[:BAND]), ("after", self.storage[-BAND:])):
-            touched = (band != _BAND_BYTE).nonzero().flatten()
+            touched = (band != _band(band.device)).nonzero().flatten()
             if len(touched):
                 offset = int(touched[-1]) - BAND if side == "before" else int(touched[0])
                 return f"{len(touched)} bytes changed {side} the output (nearest at byte offset {offset})"
+        if not self.tensor.is_contiguous():
+            rows = self.storage[BAND:-BAND].view(self.tensor.shape[0], -1)
+            gaps = rows[:, self.tensor.shape[-1] * self.tensor.element_size() :] != POISON_BYTES[which]
+            if bool(gaps.any()):
+                return f"{int(gaps.sum())} bytes changed between the output's rows"
         return None
+
+
+@functools.cache
+def _band(device: torch.device) -> Tensor:
+    """What stands in the bands: no constant, so that no single byte written there goes unseen for long."""
+    return ((torch.arange(BAND, device=device) * 37 + 11) % 251).to(torch.uint8)
 
 
 def unwritten(output: Tensor, which: int) -> Tensor:
@@ -52,14 +64,20 @@ def unwritten(output: Tensor, which: int) -> Tensor:
 
 
 def checksum(tensor: Tensor) -> int:
-    """64 bits that move when a byte of ``tensor`` changes or a row moves: sums per row, weighted by row. Elements
-    of narrow tensors (positions, weights) are rows of their own, so that moving one within its row is seen as well."""
-    if not tensor.numel():
-        return 0
-    rows = tensor.reshape(tensor.shape[0], -1)
-    if rows.shape[1] <= _NARROW:
-        rows = rows.reshape(-1, 1)
-    wide = rows.shape[1] * rows.element_size() % 8 == 0 and rows.is_contiguous() and rows.data_ptr() % 8 == 0
-    words = rows.view(torch.int64) if wide else bits(rows)
-    weight = torch.arange(1, 2 * len(rows), 2, dtype=torch.int64, device=rows.device)
-    return int((words.sum(dim=1, dtype=torch.int64) * weight).sum())
+    """64 bits that move when a byte of ``tensor``'s storage changes or moves, outside the tensor itself included.
+
+    Sums of the words in each column of a square-like grid, weighted by column, plus those of each row, by row.
+    """
+    data = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())  # type: ignore[call-overload]
+    whole = len(data) // 8 * 8
+    words = data[:whole].view(torch.int64)
+    rows = words[: len(words) // _ROW * _ROW].view(-1, _ROW)
+    rest = words[len(rows) * _ROW :]
+    by_row = rows.sum(dim=1) * _odd(len(rows), data.device)
+    by_column = rows.sum(dim=0) * _odd(_ROW, data.device)
+    tail = int((rest * _odd(len(rest), data.device)).sum()) + int(data[whole:].sum())
+    return int(by_row.sum()) + 3 * int(by_column.sum()) + 7 * tail
+
+
+def _odd(count: int, device: torch.device) -> Tensor:
+    return torch.arange(count, dtype=torch.int64, device=device) * 2 + 1

@@ -44,7 +44,8 @@ class MatrixFile(pytest.File):
         known = {kernel.name: kernel for kernel in kernels(of.operator, run.selection.kernels)}
         for planned in plan(of, run.selection, tuple(run.archs)):
             yield CaseItem.from_parent(
-                self, name=planned.name, case=planned.case, kernel=known[planned.kernel], arch=planned.arch
+                self, name=planned.name, case=planned.case, kernel=known[planned.kernel], arch=planned.arch,
+                nodeid=f"{self.nodeid}::{planned.name}",  # as pytest's cache will parse it: --lf compares the two
             )
 
 

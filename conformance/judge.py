@@ -17,12 +17,11 @@ from conformance.formats import bits
 from conformance.guards import checksum, unwritten
 from conformance.kernel import LEVELS, Kernel
 from conformance.launch import KernelRaised, Launched, Launcher
+from conformance.layouts import MAY_REFUSE
 from conformance.operator import Call, Reference, Shared
 from conformance.registry import matrix, operator
 from conformance.result import Result, Settings, blank_result, why_not_run
 from conformance.verdict import Verdict, check_form, golden_fraction, judge
-
-MAY_REJECT = ("strided", "unaligned")  # layouts that a kernel may refuse instead of taking
 
 
 def torch_device(settings: Settings) -> torch.device:
@@ -114,16 +113,14 @@ class Judge:
 
     def _judged(self, case: Case, kernel: Kernel, subject: _Subject, blank: Result) -> Result:
         contract = operator(case.operator)
-        launcher = Launcher(
-            contract, kernel, subject.call, self.settings.sizes, self.device, self.shared
-        )
+        launcher = Launcher(contract, kernel, subject.call, self.settings.sizes, self.device, self.shared)
         try:
             verdict, path = _launch_and_compare(launcher, subject)
         except KernelRaised as raised:
             error = raised.__cause__
             if isinstance(error, NotSupported):
                 return replace(blank, state="not-run", lane="route", message=f"not supported by {kernel.name}: {error}")
-            if case.get("layout") in MAY_REJECT and isinstance(error, (ValueError, TypeError)):
+            if case.get("layout") in MAY_REFUSE and isinstance(error, (ValueError, TypeError)):
                 message = f"rejected, as the contract allows: {error}"
                 return replace(blank, path="rejected", level=kernel.promise, message=message)
             text = f"{case.id} on {kernel.name}: raised {type(error).__name__}: {error}"
@@ -150,7 +147,7 @@ def _launch_and_compare(launcher: Launcher, subject: _Subject) -> tuple[Verdict,
     passed: list[tuple[Verdict, str | None]] = []
     firsts: dict[str | None, tuple[Launched, Tensor]] = {}
     for launched in launcher.launch(call.case.get("launch", "plain")):
-        problem = check_form(launched.result, call.output, launcher.device)
+        problem = check_form(launched.result, call.output, launcher.device, kernel.fills_out)
         if launched.overrun or problem:
             kind, what = ("guard", launched.overrun) if launched.overrun else ("form", problem)
             return Verdict(None, kind, f"{launched.label}: {what}"), launched.path
@@ -208,7 +205,7 @@ def _disagreement(launcher: Launcher, first: tuple[Launched, Tensor], second: La
     by_poison = first[0].poison != second.poison
     for launched, before in (first, (second, result)):
         again = launcher.once("again", launched.poison, launched.config).result
-        well_formed = check_form(again, launcher.call.output, launcher.device) is None
+        well_formed = check_form(again, launcher.call.output, launcher.device, True) is None
         by_poison = by_poison and well_formed and torch.equal(bits(again), bits(before))
     kind = "poison" if by_poison else "repeat"
     what = (

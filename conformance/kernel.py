@@ -80,7 +80,9 @@ class Kernel:
             given["out"] = out
         elif "out_dtype" in self.parameters:
             given["out_dtype"] = out.dtype
-        if "config" in self.parameters and config is not None:
+        if config is not None:
+            if "config" not in self.parameters:
+                raise TypeError(f"kernel {self.name} has no parameter 'config', config={config!r} is given")
             given["config"] = config
         events: list[str] = []
         token = _path.set(events)
@@ -100,11 +102,13 @@ class Kernel:
         contract = operator(self.operator)
         if len(args) > len(contract.arguments):
             raise TypeError(f"{self.name} takes {len(contract.arguments)} arguments: {', '.join(contract.arguments)}")
-        arguments = dict.fromkeys(contract.arguments) | dict(zip(contract.arguments, args, strict=False))
+        by_place = dict(zip(contract.arguments, args, strict=False))
         for name in kwargs:
             if name not in contract.arguments:
                 raise TypeError(f"{self.name} has no argument {name!r}; it takes {', '.join(contract.arguments)}")
-        arguments |= kwargs
+            if name in by_place:
+                raise TypeError(f"{self.name} got its argument {name!r} twice: by place and by name")
+        arguments = dict.fromkeys(contract.arguments) | by_place | kwargs
         contract.validate(arguments, out, self.strided)
         if out is None:
             form = contract.output(arguments, out_dtype)
@@ -131,14 +135,17 @@ def kernel(operator: str, *, promise: str = "within-budget", name: str | None = 
 
     def register(function: Callable[..., Any]) -> Kernel:
         label = name or function.__name__
-        taken = _REGISTRY.get((operator, label))
-        if taken is not None and taken.module != function.__module__:
+        places = [f"{f.__module__}.{f.__qualname__}" for f in (_REGISTRY[operator, label].function, function)
+                  ] if (operator, label) in _REGISTRY else []
+        if len(set(places)) > 1:  # the same one again: its module was reloaded
             raise ConformanceError(
-                f"two kernels of {operator} are called {label!r}: in {taken.module} and {function.__module__}; "
+                f"two kernels of {operator} are called {label!r}: {' and '.join(places)}; "
                 "give one of them another name="
             )
-        record = Kernel(label, operator, function, promise,
-                        parameters=frozenset(inspect.signature(function).parameters), **options)
+        parameters = frozenset(inspect.signature(function).parameters)
+        if options.get("configs") and "config" not in parameters:
+            raise ConformanceError(f"kernel {label} declares configs= and has no parameter 'config' to force one")
+        record = Kernel(label, operator, function, promise, parameters=parameters, **options)
         _REGISTRY[operator, label] = record
         return record
 
@@ -148,3 +155,8 @@ def kernel(operator: str, *, promise: str = "within-budget", name: str | None = 
 def registered(operator: str) -> dict[str, Kernel]:
     """Kernels of one operator by name, in order of registration."""
     return {label: record for (of, label), record in _REGISTRY.items() if of == operator}
+
+
+def all_registered() -> list[Kernel]:
+    """Kernels of every operator, also of operators that do not exist."""
+    return list(_REGISTRY.values())

@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 from conformance.errors import unknown_name
+from conformance.formats import bits
 from conformance.guards import GuardedOutput
 from conformance.kernel import Kernel
+from conformance.layouts import BAND
 from conformance.operator import Call, Operator, Shared
 from conformance.restore import torch_settings_kept
 
@@ -66,7 +68,7 @@ class Launcher:
             self._dirty_allocator(poison)
         result, path = self.run(self.call.arguments, out, config)
         self.synchronize()
-        return Launched(label, self.call, result, path, poison, out.overrun(), config)
+        return Launched(label, self.call, result, path, poison, self.damage(out, poison), config)
 
     def run(
         self, arguments: Mapping[str, Any], out: GuardedOutput, config: str | None = None
@@ -81,6 +83,12 @@ class Launcher:
         except Exception as error:
             raise KernelRaised from error
         return (out.tensor if self.kernel.fills_out else result), path
+
+    def damage(self, out: GuardedOutput, poison: int) -> str | None:
+        """What the kernel did to the buffer that it must not do, or None."""
+        if out.tensor.numel() and out.tensor.data_ptr() != out.storage.data_ptr() + BAND:
+            return "the tensor given as out was made to point at other memory"
+        return out.overrun(poison)
 
     def synchronize(self) -> None:
         if self.device.type == "cuda":
@@ -127,35 +135,72 @@ def _side_stream(launcher: Launcher) -> Iterator[Launched]:
     yield launcher.once("on the default stream afterwards", 1)
 
 
+def _other_draw(launcher: Launcher) -> Call:
+    """The same case with other values: same shapes, another seed."""
+    case = launcher.call.case
+    again = type(case)(case.operator, {**case.params, "draw": "2"}, case.family, case.tiers)
+    return launcher.operator.inputs(again, launcher.sizes, launcher.device, launcher.shared)
+
+
+def _refill(static: Mapping[str, Any], call: Call) -> None:
+    for name, value in call.arguments.items():
+        if isinstance(value, Tensor):
+            static[name].copy_(value)
+
+
+def _static(launcher: Launcher) -> dict[str, Any]:
+    """Copies of the call's arguments, to be filled with other values at the same addresses."""
+    arguments = launcher.call.arguments
+    return {name: value.clone() if isinstance(value, Tensor) else value for name, value in arguments.items()}
+
+
+def _redraw(launcher: Launcher) -> Iterator[Launched]:
+    """Other values at the same addresses, then the first ones again: nothing may be remembered from call to call,
+    and a result that was returned stays as it was."""
+    static, other = _static(launcher), _other_draw(launcher)
+    earlier: list[tuple[Tensor, Tensor]] = []
+    out = GuardedOutput.allocate(launcher.call.output, launcher.device)
+    for label, call in (
+        ("first values", launcher.call),
+        ("other values at the same addresses", other),
+        ("the first values again", launcher.call),
+    ):
+        call.set_poison(0)
+        _refill(static, call)
+        out.poison(0)
+        result, path = launcher.run(static, out)
+        launcher.synchronize()
+        damage = launcher.damage(out, 0)
+        if not launcher.kernel.fills_out and isinstance(result, Tensor):
+            if any(not torch.equal(bits(kept), bits(copy)) for kept, copy in earlier):
+                damage = "a result returned earlier was overwritten by this call"
+            earlier.append((result, result.clone()))
+        yield Launched(label, call, result, path, 0, damage)
+
+
 def _graph(launcher: Launcher) -> Iterator[Launched]:
     """Captured once, replayed on the same and then on other inputs written to the same addresses."""
     yield launcher.once("eagerly, before capture", 0)
     out = GuardedOutput.allocate(launcher.call.output, launcher.device)
     out.poison(0)
-    static: Mapping[str, Any] = {
-        name: value.clone() if isinstance(value, Tensor) else value for name, value in launcher.call.arguments.items()
-    }
+    static, other = _static(launcher), _other_draw(launcher)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         result, path = launcher.run(static, out)
-    case = launcher.call.case
-    again = type(case)(case.operator, {**case.params, "draw": "2"}, case.family, case.tiers)
-    other = launcher.operator.inputs(again, launcher.sizes, launcher.device, launcher.shared)
     for label, call, poison in (("replayed", launcher.call, 0), ("replayed with new inputs", other, 1)):
         call.set_poison(poison)
-        for name, value in call.arguments.items():
-            if isinstance(value, Tensor):
-                static[name].copy_(value)
+        _refill(static, call)
         out.poison(poison)
         graph.replay()
         launcher.synchronize()
-        yield Launched(label, call, result, path, poison, out.overrun())
+        yield Launched(label, call, result, path, poison, launcher.damage(out, poison))
 
 
 _MODES: dict[str, Callable[[Launcher], Iterator[Launched]]] = {
     "plain": _plain,
     "repeat": _repeat,
     "configs": _configs,
+    "redraw": _redraw,
     "stream": _side_stream,
     "graph": _graph,
 }

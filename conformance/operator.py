@@ -17,10 +17,11 @@ Arguments = dict[str, Any]
 
 @dataclass(frozen=True)
 class Output:
-    """Form that the one output tensor must have."""
+    """Form that the one output tensor must have; ``gap`` elements stand between the rows of an ``out`` argument."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
+    gap: int = 0
 
     @property
     def nbytes(self) -> int:

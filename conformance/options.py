@@ -67,7 +67,7 @@ class Selection:
             cases = of.plan(self.tiers_of(of))
         if self.data == "exact":
             cases = [with_data(case, "exact") for case in cases]
-        return of.grouped(cases)
+        return of.grouped({case.id: case for case in cases}.values())
 
     def tiers_of(self, of: Matrix) -> tuple[str, ...]:
         """Tiers asked for, or the matrix's own; ``TK_FULL_TEST`` puts "full" in the place of "official"."""

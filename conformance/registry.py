@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from conformance.errors import ConformanceError, unknown_name
-from conformance.kernel import Kernel, registered
+from conformance.kernel import Kernel, all_registered, registered
 from conformance.matrix import Matrix, load_matrix
 
 if TYPE_CHECKING:
@@ -95,6 +95,13 @@ def _load_kernels() -> None:
             _import(f"kernels.{info.name}", "kernel package")
     for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
         _import(point.module, f"kernel module of entry point {point.name!r}:")
+    _check_operators()
+
+
+def _check_operators() -> None:
+    for kernel in all_registered():
+        if kernel.operator not in matrices():
+            raise unknown_name(f"operator of kernel {kernel.name} in {kernel.module}:", kernel.operator, matrices())
 
 
 def kernels(operator_name: str, wanted: Sequence[str] = ()) -> list[Kernel]:
@@ -115,6 +122,7 @@ def kernels(operator_name: str, wanted: Sequence[str] = ()) -> list[Kernel]:
             continue
         elif "." in name or importlib.util.find_spec(name) is not None:
             _import(name, "kernel module")
+            _check_operators()
             everything = [k for other in operators() for k in registered(other).values()]
             if not any(k.module == name or k.module.startswith(name + ".") for k in everything):
                 raise ConformanceError(f"module {name} defines no kernel: decorate a function with @conformance.kernel")

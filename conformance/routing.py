@@ -13,6 +13,7 @@ from torch import Tensor
 from conformance.errors import unknown_name
 from conformance.generate import integers, mix
 
+SPARSE_ROWS = 70001
 _CHUNK = 1 << 24
 
 
@@ -96,6 +97,17 @@ def _duplicates(tokens: int, topk: int, seed: int, device: torch.device) -> Tens
     return position
 
 
+def _complete(tokens: int, topk: int, seed: int, device: torch.device) -> Tensor:
+    """Every row of x is referenced, the first and the last too."""
+    return _shuffled(tokens, topk, seed, device) - 1
+
+
+def _sparse(tokens: int, topk: int, seed: int, device: torch.device) -> Tensor:
+    """Few tokens far apart in many rows: positions beyond 2**16, in no order."""
+    step = max(1, SPARSE_ROWS // (tokens * topk + 1))
+    return _with_padding(tokens, topk, seed, device) * step
+
+
 def _reverse(tokens: int, topk: int, seed: int, device: torch.device) -> Tensor:
     return torch.arange(tokens * topk, 0, -1, device=device).reshape(tokens, topk)
 
@@ -113,13 +125,24 @@ PATTERNS: dict[str, Callable[[int, int, int, torch.device], Tensor]] = {
     "ragged": _ragged,
     "duplicates": _duplicates,
     "reverse": _reverse,
+    "complete": _complete,
+    "sparse": _sparse,
     "identity": _identity,
 }
 
 
 def pattern(name: str, tokens: int, topk: int, seed: int, device: torch.device) -> tuple[Tensor, int]:
-    """(positions int32 [tokens, topk], rows of x) of a named pattern. Row 0 and the last row are never referenced,
-    so that a kernel which reads -1 as row 0 or as the last row meets poison."""
+    """(positions int32 [tokens, topk], rows of x) of a named pattern. But for "complete", row 0 and the last row are
+    never referenced, so that a kernel which reads -1 as row 0 or as the last row meets poison."""
     if name not in PATTERNS:
         raise unknown_name("routing pattern", name, PATTERNS)
-    return PATTERNS[name](tokens, topk, seed, device).to(torch.int32), tokens * topk + 2
+    positions = PATTERNS[name](tokens, topk, seed, device)
+    if name == "sparse":
+        positions, rows = positions.clamp(min=-1), SPARSE_ROWS
+    elif name == "complete":
+        rows = tokens * topk
+    elif name == "duplicates":
+        rows = max(3, tokens * topk // 4 + 1)  # fewer rows than slots
+    else:
+        rows = tokens * topk + 2
+    return positions.to(torch.int32), rows

@@ -71,14 +71,16 @@ def _nonfinite(x: Tensor, positions: Tensor, seed: int) -> None:
 
 
 def _overflow(x: Tensor, positions: Tensor, seed: int) -> None:
-    """Magnitudes around the largest finite value of e4m3 (448, and 464 where rounding turns), both signs, and a
-    column of x's own largest values, whose sums overflow."""
+    """Magnitudes around the largest finite value of e4m3 (448, and 464 where rounding turns) and around four times
+    that, for an output scale of 1/4; both signs; and columns of x's own largest values, whose sums overflow."""
     ladder = torch.tensor([400.0, 432.0, 447.0, 448.0, 456.0, 464.0, 465.0, 480.0, 512.0, 4096.0], device=x.device)
+    ladder = torch.cat([ladder, ladder * 4])
     index = integers(tuple(x.shape), 0, 2 * len(ladder), seed, x.device)
     x.copy_(torch.where(index < len(ladder), ladder[index % len(ladder)], -ladder[index % len(ladder)]))
     own = format_of(x.dtype)
     if own is not None:
         x[:, ::97] = own.maximum
+        x[:, 48::97] = -own.maximum
 
 
 def e4m3_decision_points(device: torch.device) -> Tensor:
@@ -110,6 +112,7 @@ def _tiny(x: Tensor, positions: Tensor, seed: int) -> None:
 
 PATTERNS: dict[str, Callable[[Tensor, Tensor, int], None]] = {
     "real": _real,
+    "wide": _real,  # the operator moves rows and their scales apart
     "exact": _exact,
     "coded": _coded,
     "cancel": _cancel,

@@ -47,8 +47,8 @@ class _Tally:
     first: list[dict[str, Any] | None] = field(default_factory=lambda: [None, None])
 
 
-def check_form(result: Any, form: Output, device: torch.device) -> str | None:
-    """What is wrong with the form of ``result``, or None."""
+def check_form(result: Any, form: Output, device: torch.device, in_place: bool = False) -> str | None:
+    """What is wrong with the form of ``result``, or None. ``in_place``: it is the buffer that the kernel was given."""
     if not isinstance(result, Tensor):
         return f"returned {type(result).__name__} instead of a tensor"
     if result.dtype != form.dtype:
@@ -57,7 +57,7 @@ def check_form(result: Any, form: Output, device: torch.device) -> str | None:
         return f"shape is {tuple(result.shape)}, {form.shape} is required"
     if result.device != device:
         return f"device is {result.device}, {device} is required"
-    if result.numel() and not result.is_contiguous():
+    if result.numel() and not in_place and not result.is_contiguous():
         return f"strides are {result.stride()}, a contiguous result is required"
     return None
 

@@ -109,6 +109,7 @@ class XdistHooks:
         for other in self._controller.quarantined(planned.kernel):
             other.node = report.node  # type: ignore[attr-defined]
             report.node.config.hook.pytest_runtest_logreport(report=other)
+        _stop_at_maxfail(report.node.config)
 
     def _death(self, node: Any) -> Death:
         assert self._controller is not None
@@ -116,3 +117,11 @@ class XdistHooks:
         process = getattr(getattr(node.gateway, "_io", None), "popen", None)
         stack = Path(node.config.conformance_tmp.name) / f"{name}.stack"
         return read_death(name, stack, self._controller.run.case_timeout, exit_status(process))
+
+
+def _stop_at_maxfail(config: pytest.Config) -> None:
+    """``-x`` and ``--maxfail`` count a crash, too: xdist counts only what workers report. (Called before it counts.)"""
+    plugins, limit = config.pluginmanager, config.getoption("maxfail")
+    failed = plugins.get_plugin("session").testsfailed + 1
+    if limit and failed >= limit:
+        plugins.get_plugin("dsession").shouldstop = f"stopping after {failed} failures"

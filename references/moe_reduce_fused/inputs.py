@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -12,9 +14,13 @@ from conformance.case import Case
 from conformance.errors import ConformanceError
 from conformance.formats import FORMATS
 from conformance.generate import integers, normal, uniform
+from conformance.layouts import GAP, place
 from conformance.operator import Arguments, Call, Shared
 from references.moe_reduce_fused.contract import SOURCES, output
 
+_WIDE = {"fp32": 40, "bf16": 40, "fp16": 8}  # exponents that rows and their scales are moved apart by
+_PLAIN = ("codes", "small_addends", "overflow")  # data whose scales are all 1
+_SPECIAL_SF = {"zero": 0.0, "negative": -1.5, "tiny": 2.0**-120, "huge": 2.0**90, "nan": math.nan, "inf": math.inf}
 _REDUCED_SEND, _REDUCED_TOKENS = 8, 61  # tokens in the tens, and no multiple of 32
 _CHANGING_ROWS = 4096
 _POISON = (float("nan"), 30000.0)  # one that spreads and one that is finite in every input format
@@ -56,67 +62,99 @@ def _routing(case: Case, sizes: str, device: torch.device, seed: int) -> tuple[T
 
 
 def _scales(regime: str, shape: tuple[int, ...], seed: int, device: torch.device, signed: bool) -> Tensor:
-    """Real: uniform [0, 1) or, signed, near-normal. Exact: powers of two from 1/4 to 4, signed where asked."""
+    """Real: near-normal where signed, else uniform [0, 1). Exact: powers of two from 1/4 to 4 of either sign."""
     if regime != "exact":
         return normal(shape, seed, device) if signed else uniform(shape, seed, device)
     power = torch.exp2(integers(shape, -2, 3, seed, device).float())
-    return torch.where(integers(shape, 0, 2, seed + 1, device) == 1, -power, power) if signed else power
+    return torch.where(integers(shape, 0, 2, seed + 1, device) == 1, -power, power)
 
 
 def inputs(case: Case, sizes: str, device: torch.device, shared: Shared) -> Call:
     """The arguments of a case. The seed leaves out weights, out dtype and x_sf, so that the cases which differ
     only in those share x, positions and scales. Raises ConformanceError for a parameter that does not fit."""
-    topk, hidden = case.number("topk"), case.number("hidden")
-    source, target = case.get("in"), case.get("out")
+    hidden, source, target = case.number("hidden"), case.get("in"), case.get("out")
     if source not in SOURCES or target not in (source, "e4m3"):
         raise ConformanceError(f"case {case.id}: in:{source} out:{target} is no dtype combination of the contract")
-    data = case.get("data", "real")
+    data, layout = case.get("data", "real"), case.get("layout", "contiguous")
     regime = "exact" if data in values.EXACT else "real"
+    all_strided = layout == "strided_all"
     skip = ("weights", "out", "xsf", "launch", "poison", "model", "sf")
     seed = Case(case.operator, {k: v for k, v in case.params.items() if k not in skip}, case.family).seed & 0x7FFFFFFF
-    positions, rows = shared.get(("routing", seed, sizes), lambda: _routing(case, sizes, device, seed))
+
+    def placed(value: Tensor) -> Tensor:
+        return place(tuple(value.shape), value.dtype, device, "strided" if all_strided else "contiguous").copy_(value)
+
+    def build_routing() -> tuple[Tensor, int]:
+        positions, rows = _routing(case, sizes, device, seed)
+        return placed(positions), rows
+
+    positions, rows = shared.get(("routing", seed, sizes), build_routing)
+    wide = integers((rows,), -_WIDE[source], _WIDE[source] + 1, seed + 7, device) if data == "wide" else None
 
     def build_x() -> Tensor:
-        layout = case.get("layout", "contiguous")
-        if layout == "strided":
-            x = torch.full((rows, hidden + 64), math.nan, dtype=SOURCES[source], device=device)[:, :hidden]
-        elif layout == "offset":  # contiguous and 16-byte aligned, but not at the start of its storage
-            x = torch.full(((rows + 1) * hidden + 512,), math.nan, dtype=SOURCES[source], device=device)
-            x = x[512 : 512 + rows * hidden].view(rows, hidden)
-        elif layout == "unaligned":
-            x = torch.empty(rows * hidden + 1, dtype=SOURCES[source], device=device)[1:].view(rows, hidden)
-        elif layout == "contiguous":
-            x = _guarded((rows, hidden), SOURCES[source], device)
-        else:
-            raise ConformanceError(f"case {case.id}: unknown layout {layout!r}: contiguous, offset, strided, unaligned")
+        x = place((rows, hidden), SOURCES[source], device, "strided" if all_strided else layout)
         values.fill(x, data, positions, seed)
+        if wide is not None:
+            x *= torch.exp2(-wide.float()).to(x.dtype)[:, None]
         return x
 
     x = shared.get(("x", seed, sizes), build_x)
     unused = shared.get(("unused", seed, sizes), lambda: _unused_rows(positions, rows))
-    # All unused rows hold NaN; the second poison goes to a spread of them, which costs far less at official sizes.
-    changing = unused[:: max(1, len(unused) // _CHANGING_ROWS)]
     arguments: Arguments = {"x": x, "token_topk_to_pos": positions, "topk_weights": None, "x_sf": None, "sf": None}
-    padding = positions < 0
-    poison_weights = case.get("poison") == "weights"
     if case.get("weights") == "yes":
-        weights = _guarded(tuple(positions.shape), torch.float32, device)
-        weights.copy_(_scales(regime, tuple(positions.shape), seed + 2, device, signed=False))
-        if data == "cancel":
-            weights[:, 1 : topk // 2 * 2 : 2] = weights[:, 0 : topk // 2 * 2 : 2]
-        elif data in ("codes", "small_addends", "overflow"):
-            weights.fill_(1.0)
-        arguments["topk_weights"] = weights
+        weights = _weights(data, _scales(regime, tuple(positions.shape), seed + 2, device, signed=False))
+        if wide is not None and case.get("xsf") != "yes":
+            weights *= torch.exp2(wide.float())[positions.clamp(min=0).long()]
+        arguments["topk_weights"] = placed(weights)
     if case.get("xsf") == "yes":
-        x_sf = _guarded((rows,), torch.float32, device)
-        x_sf.copy_(_scales(regime, (rows,), seed + 3, device, signed=True))
-        if data in ("cancel", "codes", "small_addends", "overflow"):
-            x_sf.fill_(1.0)
-        arguments["x_sf"] = x_sf
+        x_sf = _row_scales(data, _scales(regime, (rows,), seed + 3, device, signed=True))
+        if wide is not None:
+            x_sf *= torch.exp2(wide.float())
+        arguments["x_sf"] = placed(x_sf[:, None])[:, 0] if all_strided else placed(x_sf)
     if target == "e4m3" and case.get("sf", "given") != "none":
         arguments["sf"] = _output_scale(case, regime, seed, device)
+    sf, padding = arguments["sf"], positions < 0
+    form = replace(output(arguments, FORMATS[target].dtype), gap=GAP if all_strided else 0)
+    empty = padding.all(dim=1) if sf is None or float(sf) > 0 else None
+    poison = _poison(arguments, unused, padding if case.get("poison") == "weights" else None, shared.get(
+        ("poison", seed, sizes), dict[str, int]))
+    return Call(case, arguments, form, poison, regime, empty)
 
-    in_x = shared.get(("poison", seed, sizes), dict[str, int])
+
+def _weights(data: str, drawn: Tensor) -> Tensor:
+    """Weights [T, K] that fit the data: equal in pairs that cancel, 1 where output codes are aimed at, and single
+    NaN, infinity and 0 where non-finite values are."""
+    if data == "cancel":
+        even = drawn.shape[1] // 2 * 2
+        drawn[:, 1:even:2] = drawn[:, 0:even:2]
+    elif data in _PLAIN:
+        drawn.fill_(1.0)
+    elif data == "nonfinite":
+        drawn[3::7, 0], drawn[5::7, -1] = math.nan, math.inf
+    return drawn
+
+
+def _row_scales(data: str, drawn: Tensor) -> Tensor:
+    """x_sf [E] that fit the data, as ``_weights``."""
+    if data == "cancel" or data in _PLAIN:
+        drawn.fill_(1.0)
+    elif data == "nonfinite":
+        drawn[5::23], drawn[7::23] = -math.inf, math.nan
+    return drawn
+
+
+def _poison(
+    arguments: Arguments, unused: Tensor, padding: Tensor | None, in_x: dict[str, int]
+) -> Callable[[int], None]:
+    """The call's ``set_poison``: unused rows of x and x_sf, and weights of padding slots where ``padding`` is given.
+
+    All unused rows of x hold NaN; the second poison goes to a spread of them, which costs far less at official
+    sizes. ``in_x`` tells, over all calls that share x, which poison stands there. What stands already is not
+    written again, so that a kernel's own writes to these places show in the checksum.
+    """
+    x, x_sf, weights = arguments["x"], arguments["x_sf"], arguments["topk_weights"]
+    changing = unused[:: max(1, len(unused) // _CHANGING_ROWS)]
+    here: dict[str, int] = {}
 
     def set_poison(which: int) -> None:
         poison = _POISON[which]
@@ -125,38 +163,35 @@ def inputs(case: Case, sizes: str, device: torch.device, shared: Shared) -> Call
         if in_x.get("now") != which:
             x[changing] = poison
             in_x["now"] = which
-        if arguments["x_sf"] is not None:
-            arguments["x_sf"][unused] = poison
-        if poison_weights and arguments["topk_weights"] is not None:
-            arguments["topk_weights"].masked_fill_(padding, poison)
+        if here.get("now") != which:
+            if x_sf is not None:
+                x_sf[unused] = poison
+            if padding is not None and weights is not None:
+                weights.masked_fill_(padding, poison)
+            here["now"] = which
 
-    sf = arguments["sf"]
-    empty = padding.all(dim=1) if sf is None or float(sf) > 0 else None
-    return Call(case, arguments, output(arguments, FORMATS[target].dtype), set_poison, regime, empty)
+    return set_poison
 
 
 def _output_scale(case: Case, regime: str, seed: int, device: torch.device) -> Tensor:
-    """sf: 0.75 to 2.75 of either sign; a power of two where sums are exact; 1 where output codes are aimed at.
+    """sf [1]: 0.75 to 2.75 of either sign; a power of two where sums are exact; what output codes need where those
+    are aimed at; or the special value that the case's parameter sf names.
 
     Positive wherever a token may hold only padding slots: +0 times a negative sf is a zero whose sign
     straightforward kernels do not agree on, and the contract's +0 is tested with positive sf only.
     """
-    if case.get("data") in ("codes", "overflow", "tiny"):
-        return torch.ones(1, device=device)
+    named, data = case.get("sf", "given"), case.get("data")
+    if named in _SPECIAL_SF:
+        return torch.full((1,), _SPECIAL_SF[named], device=device)
+    if named != "given":
+        raise ConformanceError(f"case {case.id}: sf:{named} is none of given, none, {', '.join(_SPECIAL_SF)}")
+    if data in _PLAIN or data == "tiny":
+        return torch.full((1,), 0.25 if data == "overflow" else 1.0, device=device)
     if regime == "exact":
         return torch.full((1,), 0.5, device=device)
     scale = 0.75 + 2 * uniform((1,), seed + 4, device)
     negative = "routing" not in case.params and seed % 2 == 1
     return -scale if negative else scale
-
-
-def _guarded(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A contiguous tensor with 4 KiB of NaN before and after it in its storage: a read outside meets NaN."""
-    count, band = math.prod(shape), 4096 // dtype.itemsize
-    flat = torch.empty(count + 2 * band, dtype=dtype, device=device)
-    flat[:band] = math.nan
-    flat[band + count :] = math.nan
-    return flat[band : band + count].view(shape)
 
 
 def _unused_rows(positions: Tensor, rows: int) -> Tensor:
