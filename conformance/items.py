@@ -42,9 +42,10 @@ class MatrixFile(pytest.File):
         if of is None or of not in run.selection.matrices():
             return
         known = {kernel.name: kernel for kernel in kernels(of.operator, run.selection.kernels)}
-        for planned in plan(of, run.selection, tuple(run.archs)):
+        for place, planned in enumerate(plan(of, run.selection, tuple(run.archs))):
             yield CaseItem.from_parent(
                 self, name=planned.name, case=planned.case, kernel=known[planned.kernel], arch=planned.arch,
+                place=place,
                 nodeid=f"{self.nodeid}::{planned.name}",  # as pytest's cache will parse it: --lf compares the two
             )
 
@@ -52,8 +53,9 @@ class MatrixFile(pytest.File):
 class CaseItem(pytest.Item):
     """One case on one kernel. The work is done by the worker's judge; the result travels with the report."""
 
-    def __init__(self, *, case: Case, kernel: Kernel, arch: str | None, **kwargs: Any) -> None:
+    def __init__(self, *, case: Case, kernel: Kernel, arch: str | None, place: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        self.place = place  # in the plan of its matrix
         self.case = case
         self.kernel = kernel
         self.arch = arch

@@ -159,7 +159,6 @@ def _redraw(launcher: Launcher) -> Iterator[Launched]:
     and a result that was returned stays as it was."""
     static, other = _static(launcher), _other_draw(launcher)
     earlier: list[tuple[Tensor, Tensor]] = []
-    out = GuardedOutput.allocate(launcher.call.output, launcher.device)
     for label, call in (
         ("first values", launcher.call),
         ("other values at the same addresses", other),
@@ -167,11 +166,12 @@ def _redraw(launcher: Launcher) -> Iterator[Launched]:
     ):
         call.set_poison(0)
         _refill(static, call)
+        out = GuardedOutput.allocate(call.output, launcher.device)
         out.poison(0)
         result, path = launcher.run(static, out)
         launcher.synchronize()
         damage = launcher.damage(out, 0)
-        if not launcher.kernel.fills_out and isinstance(result, Tensor):
+        if isinstance(result, Tensor):
             if any(not torch.equal(bits(kept), bits(copy)) for kept, copy in earlier):
                 damage = "a result returned earlier was overwritten by this call"
             earlier.append((result, result.clone()))

@@ -103,11 +103,12 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
-    """Whatever another plugin shuffles, cases that share data stay together."""
-    order = {id(item): number for number, item in enumerate(items)}
+    """However another plugin shuffles, cases that share data stay together: they take their own places in turn."""
     yield
-    if any(isinstance(item, CaseItem) for item in items):
-        items.sort(key=lambda item: order[id(item)])
+    places = [number for number, item in enumerate(items) if isinstance(item, CaseItem)]
+    cases = sorted((item for item in items if isinstance(item, CaseItem)), key=lambda item: (item.path, item.place))
+    for number, item in zip(places, cases, strict=True):
+        items[number] = item
 
 
 @pytest.hookimpl(wrapper=True)

@@ -97,6 +97,11 @@ def _duplicates(tokens: int, topk: int, seed: int, device: torch.device) -> Tens
     return position
 
 
+def _same(tokens: int, topk: int, seed: int, device: torch.device) -> Tensor:
+    """All slots of a token point at one row."""
+    return _permuted(tokens * topk, seed, device)[:tokens, None].repeat(1, topk)
+
+
 def _complete(tokens: int, topk: int, seed: int, device: torch.device) -> Tensor:
     """Every row of x is referenced, the first and the last too."""
     return _shuffled(tokens, topk, seed, device) - 1
@@ -126,6 +131,7 @@ PATTERNS: dict[str, Callable[[int, int, int, torch.device], Tensor]] = {
     "duplicates": _duplicates,
     "reverse": _reverse,
     "complete": _complete,
+    "same": _same,
     "sparse": _sparse,
     "identity": _identity,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import sys
@@ -13,13 +14,14 @@ from typing import Any
 
 import pytest
 
+from conformance.case import Case
 from conformance.environment import visible_gpus
 from conformance.errors import ConformanceError
 from conformance.isolation import Death
 from conformance.plan import Planned, parse_nodeid
 from conformance.progress import Display
 from conformance.recorder import Recorder, run_line
-from conformance.registry import ROOT, kernels, operator
+from conformance.registry import ROOT, kernels, operator, operators
 from conformance.result import blank_result
 from conformance.run import Run
 
@@ -58,6 +60,17 @@ class Controller:
                 f"--report-dir: cannot write to {self.directory}: {error.strerror}; name another directory"
             ) from None
 
+    def get_ready(self) -> None:
+        """Do ahead what takes `start` a second or two: torch is imported and the cases are planned."""
+        operators()
+        self._cases  # noqa: B018 - fills the cache
+
+    @functools.cached_property
+    def _cases(self) -> dict[str, Case]:
+        """The planned cases by id, with the tiers that a node id does not tell."""
+        chosen = self.run.selection
+        return {case.id: case for of in chosen.matrices() for case in chosen.cases_of(of)}
+
     def start(self, nodeids: Sequence[str], workers: int) -> None:
         """Open one record file per architecture, once it is known what will run."""
         from conformance.environment import identity
@@ -93,11 +106,8 @@ class Controller:
     def _arch(self, planned: Planned) -> str:
         return planned.arch or next(iter(self.run.archs))
 
-    def _with_tiers(self, entry: Planned) -> Any:
-        if not hasattr(self, "_tiers"):
-            chosen = self.run.selection
-            self._tiers = {case.id: case for of in chosen.matrices() for case in chosen.cases_of(of)}
-        return self._tiers.get(entry.case.id, entry.case)
+    def _with_tiers(self, entry: Planned) -> Case:
+        return self._cases.get(entry.case.id, entry.case)
 
     def record(self, report: Any) -> None:
         """Write the result that travelled with a report, and the progress line when it is time."""

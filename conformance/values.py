@@ -72,7 +72,8 @@ def _nonfinite(x: Tensor, positions: Tensor, seed: int) -> None:
 
 def _overflow(x: Tensor, positions: Tensor, seed: int) -> None:
     """Magnitudes around the largest finite value of e4m3 (448, and 464 where rounding turns) and around four times
-    that, for an output scale of 1/4; both signs; and columns of x's own largest values, whose sums overflow."""
+    that, for an output scale of 1/4; both signs; and columns of x's own largest values, whose sums overflow, also by
+    a quarter and by three quarters of an ULP in x's format."""
     ladder = torch.tensor([400.0, 432.0, 447.0, 448.0, 456.0, 464.0, 465.0, 480.0, 512.0, 4096.0], device=x.device)
     ladder = torch.cat([ladder, ladder * 4])
     index = integers(tuple(x.shape), 0, 2 * len(ladder), seed, x.device)
@@ -81,6 +82,10 @@ def _overflow(x: Tensor, positions: Tensor, seed: int) -> None:
     if own is not None:
         x[:, ::97] = own.maximum
         x[:, 48::97] = -own.maximum
+        ulp = own.maximum / (2.0**own.precision - 1)
+        for column, part in ((24, 0.25), (72, 0.75)):
+            x[::2, column::97] = own.maximum
+            x[1::2, column::97] = ulp * part
 
 
 def e4m3_decision_points(device: torch.device) -> Tensor:
@@ -124,7 +129,7 @@ PATTERNS: dict[str, Callable[[Tensor, Tensor, int], None]] = {
     "codes": _codes,
     "tiny": _tiny,
 }
-EXACT = frozenset({"exact", "coded", "zeros", "negative_zeros"})
+EXACT = frozenset({"exact", "coded", "codes", "small_addends", "zeros", "negative_zeros"})
 
 
 def fill(x: Tensor, pattern: str, positions: Tensor, seed: int) -> None:

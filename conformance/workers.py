@@ -15,7 +15,6 @@ import pytest
 from conformance.errors import ConformanceError
 from conformance.isolation import Death, exit_status, read_death
 from conformance.plan import group_of, parse_nodeid
-from conformance.registry import operators
 from conformance.session import Controller, workers_for
 
 CONTROLLER: pytest.StashKey[Controller] = pytest.StashKey()
@@ -64,7 +63,7 @@ class XdistHooks:
             return None
         from conformance.scheduling import GroupScheduling
 
-        operators()  # imports torch, while the workers do the same
+        self._controller.get_ready()  # while the workers do the same
         self._controller.scheduler = GroupScheduling(len(config.getoption("tx")), group_of)
         return self._controller.scheduler
 
@@ -121,7 +120,8 @@ class XdistHooks:
 
 def _stop_at_maxfail(config: pytest.Config) -> None:
     """``-x`` and ``--maxfail`` count a crash, too: xdist counts only what workers report. (Called before it counts.)"""
-    plugins, limit = config.pluginmanager, config.getoption("maxfail")
-    failed = plugins.get_plugin("session").testsfailed + 1
-    if limit and failed >= limit:
-        plugins.get_plugin("dsession").shouldstop = f"stopping after {failed} failures"
+    limit = config.getoption("maxfail")
+    session: Any = config.pluginmanager.get_plugin("session")
+    distributed: Any = config.pluginmanager.get_plugin("dsession")
+    if limit and session.testsfailed + 1 >= limit:
+        distributed.shouldstop = f"stopping after {session.testsfailed + 1} failures"
