@@ -64,9 +64,10 @@ def unwritten(output: Tensor, which: int) -> Tensor:
 
 
 def checksum(tensor: Tensor) -> int:
-    """64 bits that move when a byte of ``tensor``'s storage changes or moves, outside the tensor itself included.
+    """A number that moves when a byte of ``tensor``'s storage changes or moves, outside the tensor itself included.
 
-    Sums of the words in each column of a square-like grid, weighted by column, plus those of each row, by row.
+    Sums of the words in each row of a square-like grid, weighted by row, and in each column, by column. Odd weights
+    make each sum by itself see every change of one word; they stand side by side, since their sum would not.
     """
     data = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())  # type: ignore[call-overload]
     whole = len(data) // 8 * 8
@@ -76,7 +77,7 @@ def checksum(tensor: Tensor) -> int:
     by_row = rows.sum(dim=1) * _odd(len(rows), data.device)
     by_column = rows.sum(dim=0) * _odd(_ROW, data.device)
     tail = int((rest * _odd(len(rest), data.device)).sum()) + int(data[whole:].sum())
-    return int(by_row.sum()) + 3 * int(by_column.sum()) + 7 * tail
+    return int(by_row.sum()) + (int(by_column.sum()) << 64) + (tail << 128)
 
 
 def _odd(count: int, device: torch.device) -> Tensor:

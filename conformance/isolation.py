@@ -39,6 +39,7 @@ class CrashLog:
     def _arm(self, seconds: float) -> None:
         faulthandler.disable()  # pytest, or a library that a kernel loaded, may have put its own handlers in place
         faulthandler.enable(self._file)
+        self._on_interrupt = signal.getsignal(signal.SIGINT)
         if self._in_worker:
             # Ctrl-C ends a worker at once; KeyboardInterrupt is then always a kernel's own
             signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -47,8 +48,7 @@ class CrashLog:
 
     def _disarm(self) -> None:
         faulthandler.cancel_dump_traceback_later()
-        if self._in_worker:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, self._on_interrupt)
 
     def give_up(self, reason: str) -> None:
         """End this worker: its GPU context is lost, so the cases that follow must run in a fresh process."""

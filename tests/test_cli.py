@@ -158,7 +158,8 @@ def test_show_gives_the_reason_and_source_of_an_edge_family(capsys):
 
 @pytest.mark.parametrize("index", range(0, 389, 30))
 def test_forms_without_memory_equal_the_real_ones(monkeypatch, index):
-    cases = [case for case in edge_cases() if case.family != "F27-large"]
+    # Of one or two tokens, x is smaller than the bands around the other tensors: no limit tells them apart.
+    cases = [case for case in edge_cases() if case.family != "F27-large" and case.number("tokens") > 2]
     case, contract, device = cases[index % len(cases)], operator(OPERATOR), torch.device("cpu")
     real = contract.inputs(case, "reduced", device, Shared())
     x = real.arguments["x"]

@@ -17,7 +17,7 @@ import torch
 from conformance import cli, lookup, repro
 from conformance.errors import ConformanceError
 from conformance.guards import checksum
-from conformance.judge import Settings
+from conformance.result import Settings
 from conformance.operator import Shared
 from conformance.registry import ROOT, matrix, operator
 

@@ -1,0 +1,217 @@
+"""Admission by memory: what several processes may hold together, with a made-up GPU and made-up processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conformance import admission
+from conformance.admission import Admission
+from conformance.registry import ROOT
+
+GB = 1 << 30
+RESERVE = 3 * GB
+
+
+class Machine:
+    """A GPU with ``free`` bytes free, living processes, and a clock that moves only when somebody waits."""
+
+    def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.path, self.free = path / "ledger.json", 100 * GB
+        self.alive: set[int] = set()
+        self.now, self.slept = 0.0, 0
+        self.emptied = 0
+        self.after: dict[int, object] = {}
+        self._pid = 0
+        monkeypatch.setattr(admission, "_alive", lambda pid: pid in self.alive)
+        monkeypatch.setattr(admission.os, "getpid", lambda: self._pid)
+        monkeypatch.setattr(admission.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(admission.time, "sleep", self._sleep)
+
+    def _sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.slept += 1
+        what = self.after.pop(self.slept, None)
+        if what is not None:
+            acting = self._pid
+            what()  # type: ignore[operator]
+            self._pid = acting
+        assert self.slept < 100_000, "nobody lets this process in"
+
+    def _admission(self, pid: int) -> Admission:
+        def emptied() -> None:
+            self.emptied += 1
+
+        self._pid = pid
+        return Admission(self.path, lambda: self.free, emptied)
+
+    def acquire(self, pid: int, need: int, patience: float = 600.0) -> int:
+        """Acquire as process ``pid``; how often it had to wait."""
+        before = self.slept
+        self.alive.add(pid)
+        self._admission(pid).acquire(need, patience)
+        return self.slept - before
+
+    def release(self, pid: int) -> None:
+        self._admission(pid).release()
+
+    @property
+    def grants(self) -> dict[str, int]:
+        return {pid: size for pid, size in json.loads(self.path.read_text()).items() if pid != "capacity"}
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return Machine(tmp_path, monkeypatch)
+
+
+def test_what_fits_beside_the_others_is_admitted_at_once(machine: Machine) -> None:
+    assert machine.acquire(1, 40 * GB) == 0
+    assert machine.acquire(2, 30 * GB) == 0
+    assert machine.acquire(3, 27 * GB) == 0  # 97 GB and the reserve fill it to the byte
+    assert machine.grants == {"1": 40 * GB, "2": 30 * GB, "3": 27 * GB}
+
+
+def test_what_does_not_fit_waits_for_a_release(machine: Machine) -> None:
+    machine.acquire(1, 40 * GB)
+    machine.acquire(2, 30 * GB)
+    machine.after[7] = lambda: machine.release(2)
+    assert machine.acquire(3, 27 * GB + 1) == 7
+    assert machine.grants == {"1": 40 * GB, "3": 27 * GB + 1}
+
+
+def test_a_process_alone_is_always_admitted(machine: Machine) -> None:
+    assert machine.acquire(1, 500 * GB) == 0
+    machine.after[3] = lambda: machine.release(1)
+    assert machine.acquire(2, 400 * GB) == 3
+    assert machine.grants == {"2": 400 * GB}
+
+
+def test_small_cases_wait_beside_one_that_fills_the_gpu(machine: Machine) -> None:
+    machine.acquire(1, 500 * GB)
+    machine.after[2] = lambda: machine.release(1)
+    assert machine.acquire(2, 1) == 2
+
+
+def test_grants_of_the_dead_are_forgotten(machine: Machine) -> None:
+    machine.acquire(1, 90 * GB)
+    machine.after[4] = lambda: machine.alive.discard(1)
+    assert machine.acquire(2, 90 * GB) == 4
+    assert machine.grants == {"2": 90 * GB}
+
+
+def test_acquiring_again_returns_what_was_granted_before(machine: Machine) -> None:
+    machine.acquire(1, 60 * GB)
+    machine.acquire(2, 30 * GB)
+    assert machine.acquire(1, 65 * GB) == 0
+    assert machine.grants == {"2": 30 * GB, "1": 65 * GB}
+    assert machine.acquire(1, GB) == 0
+    assert machine.acquire(2, 90 * GB) == 0
+
+
+def test_waiting_holds_nothing(machine: Machine) -> None:
+    """Two that wait for each other's memory would wait for ever if they kept what they had."""
+    machine.acquire(1, 50 * GB)
+    machine.acquire(2, 40 * GB)
+    seen: list[dict[str, int]] = []
+    machine.after[1] = lambda: seen.append(machine.grants)
+    machine.after[2] = lambda: machine.acquire(1, 90 * GB)
+    machine.after[5] = lambda: machine.release(1)
+    assert machine.acquire(2, 80 * GB) >= 5
+    assert seen == [{"1": 50 * GB}]
+    assert machine.grants == {"2": 80 * GB}
+
+
+def test_memory_that_others_outside_took_counts(machine: Machine) -> None:
+    machine.acquire(1, 10 * GB)
+    machine.free = 20 * GB  # a stranger on the GPU
+    def leave() -> None:
+        machine.free = 60 * GB
+
+    machine.after[6] = leave
+    assert machine.acquire(2, 30 * GB) == 6
+
+
+def test_capacity_is_what_was_free_when_a_process_was_alone(machine: Machine) -> None:
+    """What the others hold is free no longer, and must not be subtracted twice."""
+    machine.acquire(1, 40 * GB)
+    machine.free = 60 * GB  # process 1 really allocated its 40
+    assert machine.acquire(2, 57 * GB) == 0
+    machine.release(1)
+    machine.release(2)
+    machine.free = 30 * GB
+    machine.acquire(1, 5 * GB)
+    machine.free = 100 * GB
+    machine.after[9] = lambda: machine.release(1)
+    assert machine.acquire(2, 25 * GB) == 9  # of 30 GB, 5 are granted and 3 are the reserve
+
+
+def test_patience_ends(machine: Machine) -> None:
+    machine.acquire(1, 90 * GB)
+    waits = machine.acquire(2, 50 * GB, patience=1.0)
+    assert waits == pytest.approx(51, abs=1)
+    assert machine.grants == {"1": 90 * GB, "2": 50 * GB}
+
+
+def test_release_returns_the_grant_and_the_cache(machine: Machine) -> None:
+    machine.acquire(1, 40 * GB)
+    machine.acquire(2, 40 * GB)
+    assert machine.emptied == 2
+    machine.release(1)
+    assert machine.emptied == 3
+    assert machine.grants == {"2": 40 * GB}
+    machine.release(1)  # nothing left to return
+    assert machine.grants == {"2": 40 * GB}
+
+
+def test_an_empty_ledger_is_a_new_one(machine: Machine) -> None:
+    """What a process leaves that was killed between emptying and writing the file."""
+    machine.path.write_text("")
+    assert machine.acquire(1, 40 * GB) == 0
+    assert machine.grants == {"1": 40 * GB}
+
+
+def test_living_and_dead_processes() -> None:
+    assert admission._alive(os.getpid())
+    assert admission._alive(1)  # another user's, perhaps
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    assert not admission._alive(child.pid)
+
+
+CHILD = """
+import os, sys, time
+from pathlib import Path
+from conformance.admission import Admission
+gb, folder = 1 << 30, Path(sys.argv[1])
+log = os.open(folder / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+admission = Admission(folder / "ledger.json", lambda: 13 * gb, lambda: None)
+for turn in range(12):
+    need = 1 + (turn * 5 + int(sys.argv[2]) * 3) % 6
+    admission.acquire(need * gb)
+    os.write(log, f"+{need}\\n".encode())
+    time.sleep(0.002)
+    os.write(log, f"-{need}\\n".encode())
+    admission.release()
+"""
+
+
+def test_real_processes_never_hold_more_than_there_is(tmp_path: Path) -> None:
+    (tmp_path / "child.py").write_text(CHILD)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    children = [subprocess.Popen([sys.executable, str(tmp_path / "child.py"), str(tmp_path), str(number)],
+                                 env=environment) for number in range(3)]
+    assert [child.wait(timeout=60) for child in children] == [0, 0, 0]
+    held, most, steps = 0, 0, [int(line) for line in (tmp_path / "log").read_text().split()]
+    for step in steps:
+        held += step
+        most = max(most, held)
+    assert len(steps) == 3 * 12 * 2
+    assert held == 0
+    assert most <= 10  # 13 less the reserve
+    assert set(json.loads((tmp_path / "ledger.json").read_text())) == {"capacity"}

@@ -1,0 +1,122 @@
+"""Kernels that change their whole process, or raise where none should: the cases after them see nothing of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from suite_runs import CASES, Ran, run_kernels
+
+# Each runs after `right` and before a witness in the same process.
+CULPRITS = {
+    "changes_directory": "os.chdir('/')",
+    "closes_streams": "sys.stdout.close(); sys.stderr.close()",
+    "replaces_streams": "sys.stdout = open(os.devnull, 'w'); sys.stderr = None",
+    "prints_much": "print('x' * 3_000_000); os.write(1, b'y' * 3_000_000)",
+    "changes_environment": "os.environ['LEAKED'] = '1'; os.environ.pop('PATH', None)",
+    "takes_threads": "torch.set_num_threads(64)",
+    "sets_dtype": "torch.set_default_dtype(torch.float64)",
+    "sets_device": "torch.set_default_device('meta')",
+    "sets_determinism": "torch.use_deterministic_algorithms(True)",
+    "sets_grad": "torch.set_grad_enabled(True)",
+    "takes_signals": "signal.signal(signal.SIGINT, signal.SIG_IGN)",
+    "disables_faulthandler": "import faulthandler; faulthandler.disable(); faulthandler.cancel_dump_traceback_later()",
+}
+WITNESS = """
+HERE, THREADS = os.getcwd(), torch.get_num_threads()
+
+def look():
+    print("a line")
+    print("an error", file=sys.stderr)
+    seen = {
+        "directory": os.getcwd() == HERE,
+        "streams": not sys.stdout.closed and not sys.stderr.closed,
+        "environment": "LEAKED" not in os.environ and "PATH" in os.environ,
+        "threads": torch.get_num_threads() < 64,
+        "dtype": torch.get_default_dtype() == torch.float32,
+        "device": torch.get_default_device() == torch.device("cpu"),
+        "determinism": not torch.are_deterministic_algorithms_enabled(),
+        "grad": not torch.is_grad_enabled(),
+        "signals": signal.getsignal(signal.SIGINT) is not signal.SIG_IGN,
+    }
+    if not all(seen.values()):
+        raise RuntimeError("changed: " + ", ".join(name for name, kept in seen.items() if not kept))
+"""
+
+
+@pytest.fixture(scope="module", params=[("-n", "1"), ()], ids=["worker", "no worker"])
+def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    kernels = "\n".join(
+        f"def {name}():\n    {act}\nadd({name!r}, {name})\nadd('after_{name}', look)" for name, act in CULPRITS.items()
+    )
+    return run_kernels(tmp_path_factory.mktemp("state"), WITNESS + kernels, *request.param)
+
+
+@pytest.mark.parametrize("name", CULPRITS)
+def test_what_a_kernel_changes_does_not_reach_the_next_case(ran: Ran, name: str) -> None:
+    assert [result["message"] for result in ran.of(f"after_{name}")] == [""] * len(CASES)
+    assert len(ran.of(name)) == len(CASES)
+
+
+def test_nothing_else_suffers(ran: Ran) -> None:
+    assert ran.code == 0, ran.output
+    assert ran.end["counts"] == {"pass": len(ran.results)}
+    assert len(ran.output) < 100_000  # what passing kernels print is not shown
+
+
+@pytest.mark.parametrize("workers", [("-n", "1"), ()], ids=["worker", "no worker"])
+def test_threads_that_never_end_do_not_keep_the_run_from_ending(tmp_path: Path, workers: tuple[str, ...]) -> None:
+    act = "lambda: threading.Thread(target=time.sleep, args=(3600,)).start()"
+    ran = run_kernels(tmp_path, f"add('leaves_threads', {act}, lambda weights, dtype: weights is None)", *workers)
+    assert ran.code == 0
+    assert ran.end["counts"] == {"pass": 8}
+    assert "kernels left 4 threads that do not end" in ran.output
+
+
+# name: how it is added, state of all its cases, words of the message
+RAISERS = {
+    "supports": ("lambda: None, supports=lambda params: params['nothing']", "error", "raised KeyError: 'nothing'"),
+    "requires": ("lambda: None, requires=lambda device: 1 / 0", "error", "raised ZeroDivisionError"),
+    "prepare": ("lambda: None, prepare=lambda params, device: sys.exit(4)", "pass", ""),
+    "missing": ("lambda: None, requires=lambda device: 'no such library'", "not-run", "no such library"),
+    "no_text": ("lambda: throw(NoText())", "error", "no text"),
+    "odd_text": ("lambda: throw(ValueError('\\udc80 \\x00 \\x1b[31m'))", "error", "\\udc80 \\x00 \\x1b[31m"),
+    "long_text": ("lambda: throw(ValueError('x' * 5_000_000))", "error", "characters ..."),
+    "recursion": ("deep", "error", "raised RecursionError"),
+}
+THROW = """
+class NoText(Exception):
+    def __str__(self):
+        raise ValueError("no text")
+
+def throw(error):
+    raise error
+
+def deep():
+    deep()
+"""
+
+
+@pytest.fixture(scope="module")
+def raised(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    kernels = THROW + "\n".join(f"add({name!r}, {added})" for name, (added, _, _) in RAISERS.items())
+    return run_kernels(tmp_path_factory.mktemp("raised"), kernels, "-n", "1")
+
+
+@pytest.mark.parametrize("name", RAISERS)
+def test_a_kernel_that_raises_in_odd_places_or_odd_ways(raised: Ran, name: str) -> None:
+    _, state, words = RAISERS[name]
+    results = raised.of(name)
+    assert [result["state"] for result in results] == [state] * len(CASES)
+    for result in results:
+        assert words in result["message"]
+        assert result["kind"] == ("exception" if state == "error" else None)
+        assert len(result["message"]) + len(result["trace"] or "") < 20_000
+
+
+def test_a_run_of_such_kernels_fails_for_those_that_failed_or_never_ran(raised: Ran) -> None:
+    assert raised.code == 1
+    assert raised.end["problems"] == ["missing executed nothing: no such library"]
+    assert len(raised.of("sound", "pass")) == len(CASES)
+    assert "INTERNALERROR" not in raised.output
+    assert "\x1b" not in raised.output

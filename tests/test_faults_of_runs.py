@@ -1,0 +1,144 @@
+"""A run that is interrupted, killed, or cannot write: what was done is kept, and nothing poses as a finished run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+from suite_runs import CASES, MODULE, ROOT, Ran, command, environment, read_lines, run, run_kernels, write_kernels
+
+SLOW = "add('slow', lambda: time.sleep(0.5))"
+
+
+@contextmanager
+def started(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A run on a slow kernel, in a process group of its own, as soon as it has recorded two results."""
+    write_kernels(folder, SLOW)
+    line = command(folder, "--kernels", MODULE, "--case", " ".join(CASES), *arguments)
+    process = subprocess.Popen(
+        line, cwd=ROOT, env=environment(folder), text=True, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )
+    try:
+        records, deadline = folder / "out" / "cpu.jsonl", time.monotonic() + 120
+        while not records.exists() or records.read_text(encoding="utf-8").count("\n") < 3:
+            assert process.poll() is None and time.monotonic() < deadline, "the run did not get under way"
+            time.sleep(0.02)
+        yield process
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def test_a_killed_controller_leaves_whole_records_and_no_process(tmp_path: Path) -> None:
+    with started(tmp_path, "-n", "2") as process:
+        workers = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+        process.wait()
+        _, alive = psutil.wait_procs(workers, timeout=30)
+    assert not alive
+    lines = read_lines(tmp_path / "out" / "cpu.jsonl")
+    assert [line["type"] for line in lines] == ["run", *["result"] * (len(lines) - 1)]
+    assert len(lines) >= 3
+
+    made = subprocess.run(
+        [sys.executable, "-m", "conformance", "report", str(tmp_path / "out" / "cpu.jsonl")],
+        cwd=ROOT, env=environment(tmp_path), text=True, capture_output=True, check=False,
+    )
+    assert made.returncode == 1
+    assert "no end line: the run was killed" in made.stderr
+    for page in ("cpu.html", "cpu.md"):
+        assert "did not finish" in (tmp_path / "out" / page).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "whole_group"),
+    [(("-n", "2"), True), (("-n", "2"), False), ((), False)],
+    ids=["Ctrl-C", "controller alone", "no workers"],
+)
+def test_an_interrupted_run_closes_its_records_and_writes_pages(
+    tmp_path: Path, arguments: tuple[str, ...], whole_group: bool
+) -> None:
+    with started(tmp_path, *arguments) as process:
+        (os.killpg if whole_group else os.kill)(process.pid, signal.SIGINT)
+        output, _ = process.communicate(timeout=60)
+    ran = Ran(process.returncode, output, tmp_path / "out")
+    assert ran.code == 2
+    assert "KeyboardInterrupt" in output
+    assert ran.end["exit"] == 1
+    assert any("have no result" in problem for problem in ran.end["problems"])
+    assert all(result["state"] == "pass" for result in ran.results)
+    assert (ran.directory / "cpu.html").exists()
+
+
+def test_a_full_disk_does_not_end_the_run_but_fails_it(tmp_path: Path) -> None:
+    """A file size limit makes writing fail in the middle of a line, as a full disk does."""
+    write_kernels(tmp_path, "")
+    line = command(tmp_path, "-n", "2", "-p", "no:cacheprovider", "--kernels", MODULE, "--case", " ".join(CASES))
+    limited = (
+        "import os, resource, sys\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (4500, 4500))\n"
+        f"os.execv({line[0]!r}, {line!r})"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", limited], cwd=ROOT, env=environment(tmp_path, PYTHONDONTWRITEBYTECODE="1"), text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120, check=False,
+    )
+    assert done.returncode == 1, done.stdout
+    assert "4 passed" in done.stdout
+    assert "PROBLEM: records are incomplete: " in done.stdout
+    assert "File too large" in done.stdout
+    assert "no page was written" in done.stdout
+    assert "Traceback" not in done.stdout
+    ran = Ran(done.returncode, done.stdout, tmp_path / "out")  # whole lines only, or reading fails
+    assert len(ran.results) < 4
+    assert "records are incomplete" in ran.end["problems"][0]  # the end line is short enough to fit
+
+
+def test_two_runs_do_not_write_one_record_file(tmp_path: Path) -> None:
+    with started(tmp_path) as process:
+        second = run(tmp_path, "--kernels", MODULE, "--case", CASES[0])
+        assert process.poll() is None
+    assert second.code == 4
+    assert f"another run is writing {tmp_path / 'out' / 'cpu.jsonl'}" in second.output
+    assert second.lines[0]["planned"] == {"sound": 4, "slow": 4}  # still the first run's
+
+
+@pytest.mark.parametrize(
+    ("act", "code", "words"),
+    [
+        ("raise ImportError('libcuda.so.1 is missing')", 4, "ImportError: libcuda.so.1 is missing"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", 3, "workers in a row ended between cases: "),
+    ],
+    ids=["raises", "killed"],
+)
+def test_workers_that_cannot_start_end_the_run(tmp_path: Path, act: str, code: int, words: str) -> None:
+    """xdist alone would replace them a thousand times."""
+    ran = run_kernels(tmp_path, f"if 'PYTEST_XDIST_WORKER' in os.environ: {act}", "-n", "1")
+    assert ran.code == code
+    assert words in ran.output
+    assert "Traceback" not in ran.output
+    assert not (ran.directory / "cpu.jsonl").exists()
+
+
+def test_a_worker_that_comes_later_finds_the_project_where_the_first_did(tmp_path: Path) -> None:
+    """pytest takes an existing directory after an option it does not know yet for the root of the project."""
+    write_kernels(tmp_path, "add('dies', lambda: os._exit(9), lambda weights, dtype: weights is None)")
+    line = command(tmp_path, "-n", "1", "--kernels", MODULE, "--case", CASES[1])
+    place = next(number for number, word in enumerate(line) if word.startswith("--report-dir="))
+    line[place : place + 1] = line[place].split("=")
+    done = subprocess.run(
+        line, cwd=ROOT, env=environment(tmp_path), text=True, capture_output=True, timeout=120, check=False
+    )
+    ran = Ran(done.returncode, done.stdout, tmp_path / "out")
+    assert ran.code == 1
+    assert ran.end["counts"] == {"pass": 1, "crash": 1}
