@@ -44,7 +44,7 @@ def uniform(shape: tuple[int, ...], seed: int, device: torch.device) -> Tensor:
 
 
 def normal(shape: tuple[int, ...], seed: int, device: torch.device) -> Tensor:
-    """fp32, nearly normal with variance 1: an exact sum of four uniforms (Irwin-Hall), centred and scaled."""
+    """fp32, nearly normal with variance 1: four uniforms added in a fixed order (Irwin-Hall), centred and scaled."""
     total = uniform(shape, seed, device)
     for k in range(1, 4):
         total += uniform(shape, seed + 1000003 * k, device)

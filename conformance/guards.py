@@ -69,7 +69,7 @@ def checksum(tensor: Tensor) -> int:
     Sums of the words in each row of a square-like grid, weighted by row, and in each column, by column. Odd weights
     make each sum by itself see every change of one word; they stand side by side, since their sum would not.
     """
-    data = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())  # type: ignore[call-overload]
+    data = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
     whole = len(data) // 8 * 8
     words = data[:whole].view(torch.int64)
     rows = words[: len(words) // _ROW * _ROW].view(-1, _ROW)

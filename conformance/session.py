@@ -27,7 +27,7 @@ from conformance.run import Run
 
 QUARANTINE = 10  # points of one kernel after which its remaining cases are not started any more
 POINTS = {"crash": 1, "timeout": 3}  # a hang costs a whole time limit, a crash a few seconds
-_GPU_WORKERS = 6
+_GPU_WORKERS = 4
 
 
 def workers_for(run: Run) -> int:

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -96,16 +95,16 @@ def write_kernels(folder: Path, source: str, name: str = MODULE) -> None:
     (folder / f"{name}.py").write_text(PRELUDE + source, encoding="utf-8")
 
 
-def run(folder: Path, *arguments: str, env: Mapping[str, str] | None = None, root: Path = ROOT) -> Ran:
+def run(folder: Path, *arguments: str, root: Path = ROOT) -> Ran:
     """Run pytest with these arguments and nothing else."""
     done = subprocess.run(
-        command(folder, *arguments), cwd=root, env=environment(folder, **(env or {})), timeout=180, text=True,
+        command(folder, *arguments), cwd=root, env=environment(folder), timeout=180, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
     )
     return Ran(done.returncode, done.stdout, folder / "out")
 
 
-def run_kernels(folder: Path, source: str, *arguments: str, env: Mapping[str, str] | None = None) -> Ran:
-    """Run CASES on ``sound`` and on the kernels that ``source`` adds."""
+def run_kernels(folder: Path, source: str, *arguments: str, cases: tuple[str, ...] = CASES) -> Ran:
+    """Run the cases on ``sound`` and on the kernels that ``source`` adds."""
     write_kernels(folder, source)
-    return run(folder, "--kernels", MODULE, "--case", " ".join(CASES), *arguments, env=env)
+    return run(folder, "--kernels", MODULE, "--case", " ".join(cases), *arguments)

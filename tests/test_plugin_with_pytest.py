@@ -25,9 +25,9 @@ ITEM = "matrices/moe_reduce_fused.toml::{}[" + CASES[0].partition("/")[2] + "]"
     scope="module",
     params=[
         ("-n", "2", "-v"),
-        ("-n", "2", "--dist", "worksteal"),
+        ("-n", "2", "-q", "--dist", "worksteal"),
         ("-v", "-s", "-p", "no:xdist", "--durations=3"),
-        ("-qq", "-p", "no:terminal", "-p", "no:cacheprovider"),
+        ("-p", "no:terminal", "-p", "no:cacheprovider"),
     ],
     ids=" ".join,
 )

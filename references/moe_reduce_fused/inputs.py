@@ -20,7 +20,7 @@ from references.moe_reduce_fused.contract import SOURCES, output
 
 _WIDE = {"fp32": 40, "bf16": 40, "fp16": 8}  # exponents that rows and their scales are moved apart by
 _PLAIN = ("codes", "small_addends", "overflow")  # data whose scales are all 1
-_SPECIAL_SF = {"zero": 0.0, "negative": -1.5, "tiny": 2.0**-120, "huge": 2.0**90, "nan": math.nan, "inf": math.inf}
+_SPECIAL_SF = {"zero": 0.0, "negative": -1.5, "tiny": 2.0**-120, "huge": 2.0**90, "nan": math.nan}
 _REDUCED_SEND, _REDUCED_TOKENS = 8, 61  # tokens in the tens, and no multiple of 32
 _CHANGING_ROWS = 4096
 _POISON = (float("nan"), 30000.0)  # one that spreads and one that is finite in every input format
