@@ -17,9 +17,9 @@ import torch
 from conformance import cli, lookup, repro
 from conformance.errors import ConformanceError
 from conformance.guards import checksum
-from conformance.result import Settings
 from conformance.operator import Shared
 from conformance.registry import ROOT, matrix, operator
+from conformance.result import Settings
 
 OPERATOR = "moe_reduce_fused"
 TINY = f"{OPERATOR}/model:tiny-tokens:32-topk:2-hidden:256-weights:yes-in:bf16-out:bf16-xsf:no"
