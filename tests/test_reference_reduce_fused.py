@@ -448,7 +448,7 @@ def test_the_data_of_a_case_never_changes() -> None:
     found = {name: digest(value) for name, value in call.arguments.items()}
     assert found == {
         "x": "3ff37d8098632de0", "token_topk_to_pos": "b43b4bb36dc3490f",
-        "topk_weights": "d6816fdf838fe94a", "x_sf": "1e250d09014b4bc2", "sf": "41a5c66cba91f635",
+        "topk_weights": "77987182c3bd0a92", "x_sf": "1e250d09014b4bc2", "sf": "41a5c66cba91f635",
     }
     point = "tokens:37-topk:1-hidden:256-routing:padding-weights:yes-in:bf16-out:bf16-xsf:yes-data:real"
     call = made(next(case for case in edge_cases() if case.name == f"F01-padding/{point}"))
@@ -597,7 +597,7 @@ def test_sf_has_both_signs_where_no_token_is_empty_and_is_positive_elsewhere() -
     exact = made(sample(**{"in": "bf16", "out": "e4m3", "data": "exact"})).arguments["sf"]
     assert exact.tolist() == [0.5]
     assert made(sample(**{"in": "bf16", "out": "e4m3", "sf": "none"})).arguments["sf"] is None
-    for name, value in (("zero", 0.0), ("negative", -1.5), ("tiny", 2.0**-120), ("huge", 2.0**90), ("inf", INF)):
+    for name, value in (("zero", 0.0), ("negative", -1.5), ("tiny", 2.0**-120), ("huge", 2.0**90)):
         assert made(sample(**{"in": "bf16", "out": "e4m3", "sf": name})).arguments["sf"].tolist() == [value]
     assert math.isnan(float(made(sample(**{"in": "bf16", "out": "e4m3", "sf": "nan"})).arguments["sf"]))
 
@@ -621,8 +621,9 @@ def test_scales_of_exact_data_are_powers_of_two() -> None:
     call = made(sample(data="exact", xsf="yes", tokens=40, topk=8))
     assert call.regime == "exact"
     weights, x_sf = call.arguments["topk_weights"], call.arguments["x_sf"]
-    assert weights.unique().tolist() == [-4.0, -2.0, -1.0, -0.5, -0.25, 0.25, 0.5, 1.0, 2.0, 4.0]
-    assert torch.equal(x_sf.unique(), weights.unique())
+    powers = [-4.0, -2.0, -1.0, -0.5, -0.25, 0.25, 0.5, 1.0, 2.0, 4.0]
+    assert x_sf.unique().tolist() == powers
+    assert weights.unique().tolist() == [*powers[:5], 0.0, *powers[5:]]  # some weights are exactly 0
     assert made(sample()).regime == "real"
     for name in ("exact", "coded", "zeros", "negative_zeros"):
         call, reference = call_of(sample(data=name, xsf="yes", tokens=9, topk=9))

@@ -122,9 +122,11 @@ def inputs(case: Case, sizes: str, device: torch.device, shared: Shared) -> Call
 
 
 def _weights(data: str, drawn: Tensor) -> Tensor:
-    """Weights [T, K] that fit the data: equal in pairs that cancel, 1 where output codes are aimed at, and single
-    NaN, infinity and 0 where non-finite values are."""
-    if data == "cancel":
+    """Weights [T, K] that fit the data: equal in pairs that cancel, 1 where output codes are aimed at, single NaN and
+    infinity where non-finite values are; elsewhere some are exactly 0."""
+    if data in ("real", "exact", "coded"):
+        drawn[2::5, -1] = 0.0
+    elif data == "cancel":
         even = drawn.shape[1] // 2 * 2
         drawn[:, 1:even:2] = drawn[:, 0:even:2]
     elif data in _PLAIN:
