@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
 import sys
+import xml.etree.ElementTree as ET
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 ROOT = Path(__file__).resolve().parent.parent
 OPERATOR = "moe_reduce_fused"
-MODULE = "kernels_of_this_test"
+MODULE, JUNIT = "kernels_of_this_test", "junit.xml"
 # Two groups (one per dtype) of two cases each
 CASES = tuple(
     f"{OPERATOR}/send:4001-topk:2-experts:72-ranks:8-hidden:2048-weights:{weights}-in:{dtype}-out:{dtype}-xsf:no"
@@ -54,6 +58,11 @@ class Ran:
     @cached_property
     def lines(self) -> list[dict[str, Any]]:
         return read_lines(self.directory / "cpu.jsonl")
+
+    @property
+    def junit(self) -> ET.Element:
+        """The root of the JUnit file."""
+        return ET.parse(self.directory.parent / JUNIT).getroot()
 
     @property
     def plan(self) -> dict[str, Any]:
@@ -105,6 +114,22 @@ def run(folder: Path, *arguments: str, root: Path = ROOT) -> Ran:
 
 
 def run_kernels(folder: Path, source: str, *arguments: str, cases: tuple[str, ...] = CASES) -> Ran:
-    """Run the cases on ``sound`` and on the kernels that ``source`` adds."""
+    """Run the cases on ``sound`` and on the kernels that ``source`` adds, with a JUnit file."""
     write_kernels(folder, source)
-    return run(folder, "--kernels", MODULE, "--case", " ".join(cases), *arguments)
+    return run(folder, f"--junitxml={folder / JUNIT}", "--kernels", MODULE, "--case", " ".join(cases), *arguments)
+
+
+def run_once(factory: pytest.TempPathFactory, name: str, source: str, *arguments: str, cases: tuple[str, ...] = CASES
+             ) -> Ran:
+    """As `run_kernels`, for a fixture of many tests: under xdist its first user runs it and the others read it."""
+    base = factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
+    folder.mkdir(exist_ok=True)
+    kept = folder / "ran.json"
+    with open(folder / "lock", "w", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not kept.exists():
+            ran = run_kernels(folder, source, *arguments, cases=cases)
+            kept.write_text(json.dumps([ran.code, ran.output]), encoding="utf-8")
+    code, output = json.loads(kept.read_text(encoding="utf-8"))
+    return Ran(code, output, folder / "out")

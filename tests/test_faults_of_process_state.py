@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from suite_runs import CASES, Ran, run_kernels
+from suite_runs import CASES, Ran, run_kernels, run_once
 
 PAIR = CASES[:2]
 # Each runs after `right` and before a witness in the same process.
@@ -50,7 +50,8 @@ def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     kernels = "\n".join(
         f"def {name}():\n    {act}\nadd({name!r}, {name})\nadd('after_{name}', look)" for name, act in CULPRITS.items()
     )
-    return run_kernels(tmp_path_factory.mktemp("state"), WITNESS + kernels, *request.param, cases=PAIR)
+    name = f"state-{request.param_index}"
+    return run_once(tmp_path_factory, name, WITNESS + kernels, *request.param, cases=PAIR)
 
 
 @pytest.mark.parametrize("name", CULPRITS)
@@ -65,10 +66,9 @@ def test_nothing_else_suffers(ran: Ran) -> None:
     assert len(ran.output) < 100_000  # what passing kernels print is not shown
 
 
-@pytest.mark.parametrize("workers", [("-n", "1"), ()], ids=["worker", "no worker"])
-def test_threads_that_never_end_do_not_keep_the_run_from_ending(tmp_path: Path, workers: tuple[str, ...]) -> None:
+def test_threads_that_never_end_do_not_keep_the_run_from_ending(tmp_path: Path) -> None:
     act = "lambda: threading.Thread(target=time.sleep, args=(3600,)).start()"
-    ran = run_kernels(tmp_path, f"add('leaves_threads', {act})", *workers, cases=CASES[:1])
+    ran = run_kernels(tmp_path, f"add('leaves_threads', {act})", cases=CASES[:1])
     assert ran.code == 0
     assert ran.end["counts"] == {"pass": 2}
     assert "kernels left 2 threads that do not end" in ran.output
@@ -83,6 +83,7 @@ RAISERS = {
     "no_text": ("lambda: throw(NoText())", "error", "no text"),
     "odd_text": ("lambda: throw(ValueError('\\udc80 \\x00 \\x1b[31m'))", "error", "\\udc80 \\x00 \\x1b[31m"),
     "long_text": ("lambda: throw(ValueError('x' * 5_000_000))", "error", "characters ..."),
+    "exits": ("lambda: sys.exit(5)", "error", "raised SystemExit: 5"),
     "recursion": ("deep", "error", "raised RecursionError"),
 }
 THROW = """
@@ -101,7 +102,7 @@ def deep():
 @pytest.fixture(scope="module")
 def raised(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     kernels = THROW + "\n".join(f"add({name!r}, {added})" for name, (added, _, _) in RAISERS.items())
-    return run_kernels(tmp_path_factory.mktemp("raised"), kernels, "-n", "1", cases=PAIR)
+    return run_once(tmp_path_factory, "raised", kernels, cases=PAIR)
 
 
 @pytest.mark.parametrize("name", RAISERS)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
-from suite_runs import CASES, MODULE, Ran, run, run_kernels, write_kernels
+from suite_runs import CASES, JUNIT, MODULE, Ran, run, run_kernels, run_once, write_kernels
 
 # `wrong` fails in the two cases with weights, `partly` does not take them
 KERNELS = """
@@ -25,15 +24,15 @@ ITEM = "matrices/moe_reduce_fused.toml::{}[" + CASES[0].partition("/")[2] + "]"
     scope="module",
     params=[
         ("-n", "2", "-v"),
-        ("-n", "2", "-q", "--dist", "worksteal"),
+        ("-n", "1", "-q", "--dist", "worksteal"),
         ("-v", "-s", "-p", "no:xdist", "--durations=3"),
         ("-p", "no:terminal", "-p", "no:cacheprovider"),
     ],
     ids=" ".join,
 )
 def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Ran, tuple[str, ...]]:
-    folder = tmp_path_factory.mktemp("options")
-    return run_kernels(folder, KERNELS, f"--junitxml={folder / 'junit.xml'}", *request.param), request.param
+    name = f"options-{request.param_index}"
+    return run_once(tmp_path_factory, name, KERNELS, *request.param), request.param
 
 
 def test_every_case_is_counted_once_whatever_is_shown(ran: tuple[Ran, tuple[str, ...]]) -> None:
@@ -51,7 +50,7 @@ def test_junit_has_every_case_once_with_its_outcome(ran: tuple[Ran, tuple[str, .
     expected = sorted((f"{r['kernel']}[{r['case'].partition('/')[2]}]", words[r["state"]]) for r in ran[0].results)
     found = sorted(
         (case.get("name"), next((child.tag for child in case if child.tag != "system-out"), "passed"))
-        for case in ET.parse(ran[0].directory.parent / "junit.xml").getroot().iter("testcase")
+        for case in ran[0].junit.iter("testcase")
     )
     assert found == expected
 
@@ -75,7 +74,7 @@ def test_a_failure_shows_its_message_and_how_to_run_it_again(ran: tuple[Ran, tup
     ("arguments", "names"),
     [
         (("-k", "wrong and weights:no"), {"wrong": 2}),
-        ((ITEM.format("sound"), ITEM.format("wrong"), "-n", "1"), {"sound": 1, "wrong": 1}),
+        ((ITEM.format("sound"), ITEM.format("wrong")), {"sound": 1, "wrong": 1}),
         (("matrices/moe_reduce_fused.toml", "--deselect", ITEM.format("sound"), "-k", "sound"), {"sound": 3}),
     ],
     ids=["-k", "node ids", "--deselect"],
@@ -101,36 +100,24 @@ def test_collecting_only_runs_and_writes_nothing(tmp_path: Path) -> None:
     assert not ran.directory.exists()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "failed"),
-    [(("--maxfail=2",), 1, 2), (("-x", "-n", "1"), 2, 1)],
-    ids=["--maxfail", "-x with a worker"],
-)
-def test_stopping_early_leaves_an_unfinished_plan(
-    tmp_path: Path, arguments: tuple[str, ...], code: int, failed: int
-) -> None:
-    ran = run_kernels(tmp_path, KERNELS, *arguments)
-    assert ran.code == code
-    assert len(ran.of("wrong", "fail")) == failed
-    assert f"stopping after {failed} failures" in ran.output
+def test_stopping_early_leaves_an_unfinished_plan(tmp_path: Path) -> None:
+    ran = run_kernels(tmp_path, KERNELS, "-x", "-n", "1")
+    assert ran.code == 2
+    assert len(ran.of("wrong", "fail")) == 1
+    assert "stopping after 1 failures" in ran.output
     assert any("planned cases have no result" in problem for problem in ran.end["problems"])
 
 
 def test_the_last_failures_alone_are_run_again(tmp_path: Path) -> None:
     run_kernels(tmp_path, KERNELS)
-    again = run_kernels(tmp_path, KERNELS, "--lf", "-n", "1")
+    again = run_kernels(tmp_path, KERNELS, "--lf")
     assert again.plan["planned"] == {"wrong": 2}
     assert again.end["counts"] == {"fail": 2}
 
 
-def test_nothing_selected_is_no_pass(tmp_path: Path) -> None:
-    ran = run_kernels(tmp_path, KERNELS, "-k", "no_such_kernel")
-    assert ran.code == pytest.ExitCode.NO_TESTS_COLLECTED
-
-
 def test_other_tests_in_the_same_run_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "test_other.py").write_text("def test_it():\n    assert 1 + 1 == 3\n", encoding="utf-8")
-    ran = run_kernels(tmp_path, KERNELS, ITEM.format("sound"), str(tmp_path / "test_other.py"), "-n", "1")
+    ran = run_kernels(tmp_path, KERNELS, ITEM.format("sound"), str(tmp_path / "test_other.py"))
     assert ran.code == 1
     assert "assert (1 + 1) == 3" in ran.output
     assert ran.end["counts"] == {"pass": 1}
@@ -152,26 +139,20 @@ def test_a_shuffling_plugin_does_not_part_cases_that_share_data(tmp_path: Path) 
     assert [(result["case"], result["kernel"]) for result in ran.results] == order
 
 
-@pytest.fixture(scope="module")
-def many(tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    """48 failures each of two kinds."""
-    folder = tmp_path_factory.mktemp("many")
-    write_kernels(folder, KERNELS + "def raises():\n    raise RuntimeError('no luck')\nadd('raises', raises)")
-    line = ("--kernels", MODULE, "--tier", "smoke", "-k", "(wrong and weights:yes) or raises")
-    return run(folder, *line, "-n", "2", f"--junitxml={folder / 'junit.xml'}")
-
-
-def test_many_failures_are_listed_in_part_and_counted_in_full(many: Ran) -> None:
-    failed = sum(result["state"] in ("fail", "error") for result in many.results)
+def test_many_failures_are_listed_in_part_and_counted_in_full(tmp_path: Path) -> None:
+    write_kernels(tmp_path, KERNELS + "def raises():\n    raise RuntimeError('no luck')\nadd('raises', raises)")
+    chosen = ("--kernels", MODULE, "--tier", "smoke", "-k", "(wrong and weights:yes) or raises")
+    ran = run(tmp_path, *chosen, f"--junitxml={tmp_path / JUNIT}")
+    failed = sum(result["state"] in ("fail", "error") for result in ran.results)
     assert failed > 60
-    listed = [line for line in many.output.splitlines() if line.startswith("FAILED ")]
+    listed = [line for line in ran.output.splitlines() if line.startswith("FAILED ")]
     assert len(listed) == 20
     assert sum("::raises[" in line for line in listed) == 10  # both kinds take their turns
-    assert many.output.count("Run it again: ") == 20
-    assert f"20 of {failed} failed cases are listed" in many.output
-    assert f"{failed} failed" in many.output.splitlines()[-1]
-    assert many.code == 1
-    assert (many.directory.parent / "junit.xml").read_text(encoding="utf-8").count("<failure ") == failed
+    assert ran.output.count("Run it again: ") == 20
+    assert f"20 of {failed} failed cases are listed" in ran.output
+    assert f"{failed} failed" in ran.output.splitlines()[-1]
+    assert ran.code == 1
+    assert len(list(ran.junit.iter("failure"))) == failed
 
 
 def test_progress_is_told_now_and_then(tmp_path: Path) -> None:
