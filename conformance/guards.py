@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -61,6 +63,13 @@ def unwritten(output: Tensor, which: int) -> Tensor:
     """Mask [shape] of elements that still hold poison ``which`` in every byte."""
     size = output.element_size()
     return (output.contiguous().view(torch.uint8).view(*output.shape, size) == POISON_BYTES[which]).all(dim=-1)
+
+
+def shares_memory(result: Tensor, arguments: Mapping[str, Any]) -> str | None:
+    """The input whose storage the result lies in, or None."""
+    here = result.untyped_storage().data_ptr()
+    tensors = {name: value for name, value in arguments.items() if isinstance(value, Tensor)}
+    return next((name for name, value in tensors.items() if value.untyped_storage().data_ptr() == here), None)
 
 
 def checksum(tensor: Tensor) -> int:

@@ -14,7 +14,7 @@ from torch import Tensor
 from conformance.case import Case
 from conformance.errors import NotSupported
 from conformance.formats import bits
-from conformance.guards import checksum, unwritten
+from conformance.guards import checksum, shares_memory, unwritten
 from conformance.kernel import LEVELS, Kernel
 from conformance.launch import KernelRaised, Launched, Launcher
 from conformance.layouts import MAY_REFUSE
@@ -151,6 +151,8 @@ def _launch_and_compare(launcher: Launcher, subject: _Subject) -> tuple[Verdict,
         if launched.overrun or problem:
             kind, what = ("guard", launched.overrun) if launched.overrun else ("form", problem)
             return Verdict(None, kind, f"{launched.label}: {what}"), launched.path
+        if launched.result.numel() and (name := shares_memory(launched.result, launched.call.arguments)):
+            return Verdict(None, "form", f"{launched.label}: the result is a view of the input {name}"), launched.path
         first = firsts.get(launched.config) if launched.call is call else None
         if first is not None:
             if torch.equal(bits(launched.result), bits(first[1])):
@@ -203,7 +205,8 @@ def _disagreement(launcher: Launcher, first: tuple[Launched, Tensor], second: La
     differs = bits(result) != bits(first[1])
     place = differs.nonzero()[0].tolist()
     by_poison = first[0].poison != second.poison
-    for launched, before in (first, (second, result)):
+    # The second one first: a kernel that is wrong on every other call would repeat itself in the old order.
+    for launched, before in ((second, result), first):
         again = launcher.once("again", launched.poison, launched.config).result
         well_formed = check_form(again, launcher.call.output, launcher.device, True) is None
         by_poison = by_poison and well_formed and torch.equal(bits(again), bits(before))

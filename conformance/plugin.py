@@ -77,8 +77,6 @@ def pytest_configure(config: pytest.Config) -> None:
             let_workers_be_replaced(config, [_CASE_TIMEOUT, _REPORT_DIR, *(option.flag for option in options.OPTIONS)])
     except ConformanceError as error:
         raise pytest.UsageError(str(error)) from None
-    except SystemExit as error:
-        raise pytest.UsageError(f"a kernel module called sys.exit({error.code!r}) while it was imported") from None
 
 
 def _case_timeout(config: pytest.Config) -> float:

@@ -45,6 +45,8 @@ def _import(name: str, what: str) -> ModuleType:
         return importlib.import_module(name)
     except ConformanceError:
         raise
+    except SystemExit as error:
+        raise ConformanceError(f"{what} {name} called sys.exit({error.code!r}) while it was imported") from None
     except Exception as error:
         raise ConformanceError(f"{what} {name} cannot be imported: {type(error).__name__}: {error}") from error
 
@@ -115,23 +117,28 @@ def kernels(operator_name: str, wanted: Sequence[str] = ()) -> list[Kernel]:
         return list(registered(operator_name).values())
     chosen: dict[str, Kernel] = {}
     for name in wanted:
-        known = registered(operator_name)
-        if name in known:
-            chosen[name] = known[name]
-        elif any(name in registered(other) for other in operators()):
-            continue
-        elif "." in name or importlib.util.find_spec(name) is not None:
-            _import(name, "kernel module")
-            _check_operators()
-            everything = [k for other in operators() for k in registered(other).values()]
-            if not any(k.module == name or k.module.startswith(name + ".") for k in everything):
-                raise ConformanceError(f"module {name} defines no kernel: decorate a function with @conformance.kernel")
-            chosen |= {k.name: k for k in registered(operator_name).values()
-                       if k.module == name or k.module.startswith(name + ".")}
-        else:
-            names = [k for other in operators() for k in registered(other)]
-            raise unknown_name("kernel", name, names)
+        if not _named(name):
+            _import_module(name)
+        chosen |= {kernel.name: kernel for kernel in _named(name) if kernel.operator == operator_name}
     return list(chosen.values())
+
+
+def _named(name: str) -> list[Kernel]:
+    """The registered kernels of a module and the modules below it; where it is no such module, those called so."""
+    everything = all_registered()
+    inside = [kernel for kernel in everything if f"{kernel.module}.".startswith(f"{name}.")]
+    return inside or [kernel for kernel in everything if kernel.name == name]
+
+
+def _import_module(name: str) -> None:
+    """Import a module that ``--kernels`` names. Raises ConformanceError when there is none, or no kernel in it."""
+    is_path = all(part.isidentifier() for part in name.split("."))
+    if not is_path or ("." not in name and importlib.util.find_spec(name) is None):
+        raise unknown_name("kernel", name, {kernel.name for kernel in all_registered()})
+    _import(name, "kernel module")
+    _check_operators()
+    if not _named(name):
+        raise ConformanceError(f"module {name} defines no kernel: decorate a function with @conformance.kernel")
 
 
 @functools.cache

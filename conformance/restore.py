@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import overrides
+from torch.utils import _python_dispatch
 
 _left: list[threading.Thread] = []  # by kernels; Python waits for these before the process ends
 
@@ -57,13 +59,13 @@ class _Unclosable(io.TextIOBase):
 
 @contextlib.contextmanager
 def process_kept() -> Iterator[None]:
-    """Put back working directory, environment, standard streams, torch's threads and its default device.
+    """Put back working directory, environment, standard streams and torch's threads.
 
     Settings of torch's arithmetic are put back by `torch_settings_kept`. The environment stays as it is when modules
     were imported meanwhile: libraries set variables for themselves then, once (tilelang says where its headers are).
     """
     directory, environment, modules = os.getcwd(), dict(os.environ), len(sys.modules)
-    known, threads, device = set(threading.enumerate()), torch.get_num_threads(), torch.get_default_device()
+    known, threads = set(threading.enumerate()), torch.get_num_threads()
     streams = sys.stdin, sys.stdout, sys.stderr
     sys.stdout, sys.stderr = _Unclosable(sys.stdout), _Unclosable(sys.stderr)
     try:
@@ -77,20 +79,37 @@ def process_kept() -> Iterator[None]:
             os.environ.update(environment)
         if torch.get_num_threads() != threads:
             torch.set_num_threads(threads)
-        if torch.get_default_device() != device:
-            torch.set_default_device(None if device == torch.device("cpu") else device)
+
+
+@contextlib.contextmanager
+def _modes_left() -> Iterator[None]:
+    """Leave the modes that a kernel entered, before anything else: each call of torch would pass through them."""
+    modes = overrides._get_current_function_mode_stack()
+    dispatch_modes = len(_python_dispatch._get_current_dispatch_mode_stack())
+    try:
+        yield
+    finally:
+        while overrides._get_current_function_mode_stack():  # all: a default device is one, and stands at the bottom
+            overrides._pop_mode()
+        for mode in modes:
+            overrides._push_mode(mode)
+        while len(_python_dispatch._get_current_dispatch_mode_stack()) > dispatch_modes:
+            _python_dispatch._pop_mode()
 
 
 @contextlib.contextmanager
 def torch_settings_kept() -> Iterator[None]:
-    """Put back what a kernel may change for the whole process: default dtype, TF32, determinism, grad mode,
-    flushing of subnormals (which torch cannot be asked for: off)."""
+    """Put back what a kernel may change for the whole process: default dtype and device, TF32, determinism, grad mode,
+    modes that it entered and did not leave, flushing of subnormals (which torch cannot be asked for: off)."""
+    device = torch.get_default_device()
     dtype, deterministic = torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled()
     precision, grad = torch.get_float32_matmul_precision(), torch.is_grad_enabled()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), _modes_left():
             yield
     finally:
+        if torch.get_default_device() != device:
+            torch.set_default_device(None if device == torch.device("cpu") else device)
         torch.set_default_dtype(dtype)
         if torch.are_deterministic_algorithms_enabled() != deterministic:
             torch.use_deterministic_algorithms(deterministic)  # the first call imports the compiler stack: a second

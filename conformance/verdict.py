@@ -51,6 +51,10 @@ def check_form(result: Any, form: Output, device: torch.device, in_place: bool =
     """What is wrong with the form of ``result``, or None. ``in_place``: it is the buffer that the kernel was given."""
     if not isinstance(result, Tensor):
         return f"returned {type(result).__name__} instead of a tensor"
+    if type(result) not in (Tensor, torch.nn.Parameter):
+        return f"returned a {type(result).__name__}, a subclass of Tensor; a plain tensor is required"
+    if result.layout != torch.strided or result.is_nested or result.is_neg() or result.is_conj():
+        return f"returned a lazy, nested or {result.layout} tensor; a plain strided one is required"
     if result.dtype != form.dtype:
         return f"dtype is {result.dtype}, {form.dtype} is required"
     if tuple(result.shape) != form.shape:
@@ -164,9 +168,11 @@ def _measure_exactly(result: Tensor, golden: Tensor, rows: OracleRows, tally: _T
     """
     form = _format(result)
     value, golden, expected = result.double(), golden.double(), rows.value
-    if form.name == "e4m3":
-        expected = expected.clamp(-form.maximum, form.maximum)
     allowed = rows.error.double().nan_to_num(nan=0.0, posinf=0.0)  # no rounding turns an infinite sum finite
+    if form.name == "e4m3":  # what saturates has no error left beyond the largest value
+        low, high = (side.clamp(-form.maximum, form.maximum) for side in (expected - allowed, expected + allowed))
+        expected = expected.clamp(-form.maximum, form.maximum)
+        allowed = torch.maximum(expected - low, high - expected).nan_to_num_(nan=0.0)
     budget = allowed + form.half_ulp(expected.abs() + allowed)
     error = (value - expected).abs_()
     settled = value.isnan()

@@ -852,3 +852,87 @@ def test_an_id_given_by_hand_is_the_same_case() -> None:
     by_hand = parse_case(PLAIN.id)
     assert judged(filling(pairwise), by_hand).max_error == judged(filling(pairwise), PLAIN).max_error
     assert Judge(Settings()).device == CPU
+
+
+def test_a_result_that_is_a_view_of_an_input_fails_in_its_form() -> None:
+    case = sample(weights="no", topk=1, routing="identity", tokens=9)
+
+    def body(given: Arguments, dtype: torch.dtype) -> Tensor:
+        result = right(**given, dtype=dtype)
+        view = given["x"][1 : len(result) + 1]
+        assert torch.equal(view, result)  # the values are right: only the memory is not the kernel's own
+        return view
+
+    result = judged(returning(body), case)
+    assert (result.state, result.kind) == ("fail", "form")
+    assert "the result is a view of the input x" in result.message
+
+
+@pytest.mark.parametrize(("name", "change"), [
+    ("a subclass", lambda result: result.as_subclass(type("Special", (Tensor,), {}))),
+    ("sparse", lambda result: result.to_sparse()),
+    ("a lazy negative", lambda result: torch._neg_view(-result)),
+    ("nested", lambda result: torch.nested.nested_tensor(list(result))),
+])
+def test_what_is_no_plain_tensor_fails_in_its_form(name: str, change: Callable[[Tensor], Tensor]) -> None:
+    def body(given: Arguments, dtype: torch.dtype) -> Tensor:
+        return change(right(**given, dtype=dtype))
+
+    result = judged(returning(body), sample(**{"in": "fp32", "out": "fp32"}))
+    assert (result.state, result.kind) == ("fail", "form"), name
+
+
+class LeftFunctionMode(torch.overrides.TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise RuntimeError("still here")
+
+
+class LeftDispatchMode(torch.utils._python_dispatch.TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise RuntimeError("still here")
+
+
+@pytest.mark.parametrize("mode", [LeftFunctionMode, LeftDispatchMode])
+def test_a_mode_that_a_kernel_entered_and_did_not_leave_does_not_reach_the_suite(mode: Any) -> None:
+    def body(given: Arguments, out: Tensor) -> None:
+        fill_right(given, out)
+        mode().__enter__()
+
+    assert judged(filling(body)).state == "pass"
+    assert judged(filling(fill_right)).state == "pass"
+
+
+def test_a_kernel_wrong_on_every_second_call_is_not_repeatable_rather_than_poisoned() -> None:
+    calls = itertools.count()
+
+    def body(given: Arguments, out: Tensor) -> None:
+        fill_right(given, out)
+        if next(calls) % 2:
+            out[0, 0] += 8
+
+    result = judged(filling(body))
+    assert (result.state, result.kind) == ("fail", "repeat")
+
+
+def test_a_huge_scale_leaves_a_saturated_result_no_error() -> None:
+    case = sample(**{"in": "bf16", "out": "e4m3", "sf": "huge", "data": "real"})
+
+    def body(given: Arguments, out: Tensor) -> None:
+        answered = answer(given, out).float()
+        out.copy_(torch.where(answered == 448, 416.0, answered).to(out.dtype))
+
+    result = judged(filling(body), case)
+    assert (result.state, result.kind) == ("fail", "budget")
+    assert judged(filling(fill_right), case).state == "pass"
+
+
+def test_a_zero_weight_does_not_hide_infinity() -> None:
+    case = sample(routing="shuffled", tokens=21, topk=4, data="nonfinite")
+
+    def body(given: Arguments, out: Tensor) -> None:
+        skipped = given["token_topk_to_pos"].masked_fill(given["topk_weights"] == 0, -1)
+        out.copy_(right(**{**given, "token_topk_to_pos": skipped}, dtype=out.dtype))
+
+    result = judged(filling(body), case)
+    assert (result.state, result.kind) == ("fail", "nan-map")
+    assert judged(filling(fill_right), case).state == "pass"

@@ -47,8 +47,10 @@ OPERATOR = Operator(
         "e4m3 overflow": "saturates to +-448 (byte 0x7e), infinity too. Upstream's kernel does the same; upstream's "
         "PyTorch reference gives NaN (0x7f) under torch 2.11 and saturates in newer ones. Clamped explicitly here.",
         "NaN": "stays NaN; compared by position, not by payload or sign.",
-        "zero": "a token with only padding slots is +0. Elsewhere the sign of a zero counts for bit-exactness only.",
-        "padding slot": "adds nothing, by selection: rows, scales and weights of a padding slot may hold NaN.",
+        "zero": "a token with only padding slots is +0 (where sf is negative, -0 is accepted from kernels that do not "
+        "promise bit-exactness). Elsewhere the sign of a zero counts for bit-exactness only.",
+        "padding slot": "adds nothing, by selection: rows, scales and weights of a padding slot may hold NaN. A weight "
+        "or scale of 0 is no padding: 0 times NaN or infinity is NaN.",
         "order": "slots ascending; another order may promise 'within-budget'. On exact data every order must agree.",
     },
     budget="n u S / (1 - n u) + half an ULP of the output format; n = valid slots + 2, u = 2^-24, S = sum |terms|",

@@ -112,7 +112,7 @@ def inputs(case: Case, sizes: str, device: torch.device, shared: Shared) -> Call
             x_sf *= torch.exp2(wide.float())
         arguments["x_sf"] = placed(x_sf[:, None])[:, 0] if all_strided else placed(x_sf)
     if target == "e4m3" and case.get("sf", "given") != "none":
-        arguments["sf"] = _output_scale(case, regime, seed, device)
+        arguments["sf"] = placed(_output_scale(case, regime, seed, device))
     sf, padding = arguments["sf"], positions < 0
     form = replace(output(arguments, FORMATS[target].dtype), gap=GAP if all_strided else 0)
     empty = padding.all(dim=1) if sf is None or float(sf) > 0 else None
@@ -133,6 +133,7 @@ def _weights(data: str, drawn: Tensor) -> Tensor:
         drawn.fill_(1.0)
     elif data == "nonfinite":
         drawn[3::7, 0], drawn[5::7, -1] = math.nan, math.inf
+        drawn[1::7] = 0.0  # 0 times NaN or infinity is NaN
     return drawn
 
 
@@ -142,6 +143,7 @@ def _row_scales(data: str, drawn: Tensor) -> Tensor:
         drawn.fill_(1.0)
     elif data == "nonfinite":
         drawn[5::23], drawn[7::23] = -math.inf, math.nan
+        drawn[2::5] = 0.0
     return drawn
 
 
