@@ -261,3 +261,21 @@ def test_another_package_called_kernels_is_one_clear_error(monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "kernels", stranger)
     with pytest.raises(ConformanceError, match=r"'kernels' was imported from /elsewhere/kernels/__init__\.py, not"):
         put_checkout_first()
+
+
+def test_a_module_brings_all_its_kernels_also_when_one_is_called_like_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel_text = "@kernel('moe_reduce_fused')\ndef {}(x, token_topk_to_pos, *, out): ...\n"
+    source = "from conformance import kernel\n" + kernel_text.format("namesake") + kernel_text.format("other")
+    (tmp_path / "namesake.py").write_text(source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for _ in range(2):  # imported by the first call, known to the second
+        assert [found.name for found in kernels(NAME, ["namesake"])] == ["namesake", "other"]
+    assert [found.name for found in kernels(NAME, ["other"])] == ["other"]
+
+
+@pytest.mark.parametrize("name", ["../x", "a b", "no_such_thing"])
+def test_what_is_no_module_and_no_kernel_is_an_unknown_kernel(name: str) -> None:
+    with pytest.raises(ConformanceError, match=r"unknown kernel .* Known: h_tiled, per_token, vectorised"):
+        kernels(NAME, [name])
