@@ -88,8 +88,10 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def environment(folder: Path, **more: str) -> dict[str, str]:
-    """This process's environment for a run of its own, with modules of ``folder`` on the path."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    """This process's environment for a run of its own, with modules of ``folder`` on the path. The names by which
+    pytest knows a CI machine stay behind: there it prints each message a second time, in its short summary."""
+    kept = {name: value for name, value in os.environ.items()
+            if not name.startswith("PYTEST_") and name not in ("CI", "BUILD_NUMBER")}
     return kept | {"PYTHONPATH": str(folder), "COLUMNS": "200"} | more
 
 
