@@ -16,7 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from conformance.errors import unknown_name
-from conformance.registry import ROOT
+from conformance.registry import ROOT, archs
+from conformance.registry import arch as table_of
+
+ABSENT = "absent"  # the device of an architecture that this machine does not have
 
 
 @dataclass(frozen=True)
@@ -54,9 +57,13 @@ def gpu() -> Gpu | None:
     if not torch.cuda.is_available():
         return None
     properties = torch.cuda.get_device_properties(0)
-    if torch.version.hip:
-        return Gpu(properties.gcnArchName.split(":")[0], properties.name, torch.version.hip)
-    return Gpu(f"sm_{properties.major}{properties.minor}", properties.name, None)
+    return Gpu(arch_name(properties), properties.name, torch.version.hip)
+
+
+def arch_name(properties: Any) -> str:
+    """The architecture of a GPU from torch's properties of the device: "sm_90", "gfx942"."""
+    amd = str(getattr(properties, "gcnArchName", ""))
+    return amd.split(":")[0] if amd.startswith("gfx") else f"sm_{properties.major}{properties.minor}"
 
 
 def _torch_libraries() -> set[str]:
@@ -73,17 +80,21 @@ def archs_here() -> dict[str, str]:
 
 
 def chosen_archs(names: tuple[str, ...]) -> dict[str, str]:
-    """The architectures asked for (default: the preferred one). Raises ConformanceError for one not here."""
+    """Architecture -> torch device, ABSENT for those that are not here; the default is the preferred one here.
+
+    Raises ConformanceError for one that is neither here nor in ``matrices/archs``.
+    """
     here = archs_here()
     if not names:
         name = next(iter(here))
         return {name: here[name]}
+    known = dict.fromkeys((*here, *archs()))
     if names == ("all",):
-        return dict(here)
+        names = tuple(known)
     for name in names:
-        if name not in here:
-            raise unknown_name("architecture (only those of this machine can execute)", name, (*here, "all"))
-    return {name: here[name] for name in names}
+        if name not in known:
+            raise unknown_name("architecture", name, (*known, "all"))
+    return {name: here.get(name, ABSENT) for name in names}
 
 
 def version(package: str) -> str | None:
@@ -106,10 +117,13 @@ def _output(*command: str) -> str | None:
 
 def identity(arch: str) -> dict[str, Any]:
     """What a reader must know to believe or repeat a run on ``arch``."""
-    here = gpu() if archs_here()[arch] == "cuda" else None
+    device = archs_here().get(arch, ABSENT)
+    here = gpu() if device == "cuda" else None
+    names = {"cuda": here.name if here else "", "cpu": _cpu_name(), ABSENT: f"none here ({table_of(arch).about})"}
     return {
         "arch": arch,
-        "device": here.name if here else _cpu_name(),
+        "here": device != ABSENT,
+        "device": names[device],
         "visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
         "driver": here.driver if here else None,
         "python": platform.python_version(),

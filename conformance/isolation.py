@@ -34,7 +34,7 @@ class CrashLog:
         try:
             return _named(label, function)()
         finally:
-            self._disarm()
+            self._disarm(seconds > 0)
 
     def _arm(self, seconds: float) -> None:
         faulthandler.disable()  # pytest, or a library that a kernel loaded, may have put its own handlers in place
@@ -46,8 +46,9 @@ class CrashLog:
         if seconds > 0:
             faulthandler.dump_traceback_later(seconds, exit=True, file=self._file)
 
-    def _disarm(self) -> None:
-        faulthandler.cancel_dump_traceback_later()
+    def _disarm(self, timed: bool) -> None:
+        if timed:  # it waits for a thread to end, which takes a millisecond
+            faulthandler.cancel_dump_traceback_later()
         signal.signal(signal.SIGINT, self._on_interrupt)
 
     def give_up(self, reason: str) -> None:

@@ -70,7 +70,7 @@ class CaseItem(pytest.Item):
         self.result = result.record()
         if result.state == "not-run":
             pytest.skip(result.message)
-        if result.state != "pass":
+        if result.state not in ("pass", "expected"):
             parts = result.message, (result.trace or "").rstrip(), f"Run it again: {result.rerun}"
             raise CaseFailed("\n".join(filter(None, parts)))
 

@@ -13,6 +13,9 @@ from conformance.errors import ConformanceError, unknown_name
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from conformance.arch import Arch
+    from conformance.route import Lowered, Route
+
 LEVELS = ("bit-exact", "within-budget", "published")
 DEVICES = ("cpu", "cuda")
 _REGISTRY: dict[tuple[str, str], Kernel] = {}
@@ -35,7 +38,9 @@ class Kernel:
     runs. supports(params): None, or why a case is not taken. requires(device): None, or why it cannot run on this
     machine. prepare(params, device): compile ahead what a case needs. configs: strings that can be forced
     through the function's ``config`` parameter. repeatable: same bits on every run. strided: takes strided and
-    unaligned tensors.
+    unaligned tensors. native: the paths that are no fallback (default: the kernel's own name); another one that the
+    function reports needs a rule of expectation. route(params, arch): the path and configuration for an architecture
+    that need not be here, NotSupported when it would refuse. lower(params, arch): the code of that configuration.
     """
 
     name: str
@@ -50,11 +55,18 @@ class Kernel:
     configs: tuple[str, ...] = ()
     repeatable: bool = True
     strided: bool = False
+    native: tuple[str, ...] = ()
+    route: Callable[[Mapping[str, str], Arch], Route] | None = None
+    lower: Callable[[Mapping[str, str], Arch], Lowered] | None = None
     parameters: frozenset[str] = field(default_factory=frozenset)
 
     @property
     def module(self) -> str:
         return self.function.__module__
+
+    @property
+    def native_paths(self) -> tuple[str, ...]:
+        return self.native or (self.name,)
 
     @property
     def fills_out(self) -> bool:
@@ -125,7 +137,8 @@ def kernel(operator: str, *, promise: str = "within-budget", name: str | None = 
     """
     if promise not in LEVELS:
         raise unknown_name("promise", promise, LEVELS)
-    known = {"about", "devices", "supports", "requires", "prepare", "configs", "repeatable", "strided"}
+    known = {"about", "devices", "supports", "requires", "prepare", "configs", "repeatable", "strided",
+             "native", "route", "lower"}
     for option in options:
         if option not in known:
             raise unknown_name("option of @kernel", option, known)

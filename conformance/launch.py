@@ -115,9 +115,8 @@ def _repeat(launcher: Launcher) -> Iterator[Launched]:
 
 
 def _configs(launcher: Launcher) -> Iterator[Launched]:
-    """Every configuration that the kernel declares, each into a freshly poisoned output; a kernel without
-    configurations runs as it is."""
-    for config in launcher.kernel.configs or (None,):
+    """The kernel's own choice, then every configuration that it declares, each into a freshly poisoned output."""
+    for config in (None, *launcher.kernel.configs):
         for poison in (0, 1):
             yield launcher.once(f"configuration {config or 'default'}, poison {poison}", poison, config)
 

@@ -93,7 +93,7 @@ def _raise_unknown(name: str, found: Sequence[Kernel]) -> list[Kernel]:
 def settings_of(selection: Selection) -> list[Settings]:
     """What each architecture asked for would run with. Raises ConformanceError for one that is not here."""
     return [
-        Settings(device, selection.sizes or ("official" if device == "cuda" else "reduced"), arch)
+        Settings(device, selection.sizes or ("reduced" if device == "cpu" else "official"), arch)
         for arch, device in chosen_archs(selection.archs).items()
     ]
 

@@ -26,16 +26,11 @@ _KEY, _VALUE, _FAMILY = (re.compile(text) for text in (r"[a-z0-9_]+", r"[^-/:\s]
 
 def read_matrix_file(path: Path) -> dict[str, Any]:
     """The checked content of one matrix file. Raises ConformanceError with file name and key."""
-    try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise ConformanceError(f"{path}: malformed TOML: {error}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConformanceError(f"{path}: cannot be read: {error}") from None
-    _check_table(data, _TOP, str(path), ("operator",))
+    data = parse_toml(path)
+    check_table(data, _TOP, str(path), ("operator",))
     tables, edges = data.get("tier", {}), data.get("edge", [])
     for name, table in tables.items():
-        _check_table(table, _TIER, f"{path}: tier {name!r}")
+        check_table(table, _TIER, f"{path}: tier {name!r}")
     for name in tables:
         _check_source(name, tables, f"{path}: tier {name!r}")
     for number, edge in enumerate(edges):
@@ -48,6 +43,16 @@ def read_matrix_file(path: Path) -> dict[str, Any]:
         if tier not in known:
             raise unknown_name(f"tier in {path}, key 'default_tiers':", tier, known)
     return data
+
+
+def parse_toml(path: Path) -> dict[str, Any]:
+    """The content of a TOML file. Raises ConformanceError with file and, where it is malformed, line."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise ConformanceError(f"{path}: malformed TOML: {error}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConformanceError(f"{path}: cannot be read: {error}") from None
 
 
 def words(values: Any, axis: str, where: str) -> list[str]:
@@ -82,7 +87,7 @@ def _check_source(name: str, tables: Mapping[str, Any], where: str) -> None:
 
 
 def _check_edge(edge: Any, before: list[str], where: str) -> None:
-    _check_table(edge, _EDGE, where, ("family", "about", "source", "expand"))
+    check_table(edge, _EDGE, where, ("family", "about", "source", "expand"))
     if not _FAMILY.fullmatch(edge["family"]):
         raise ConformanceError(f"{where}: no case id can hold this name")
     if edge["family"] in before:
@@ -92,13 +97,14 @@ def _check_edge(edge: Any, before: list[str], where: str) -> None:
             raise unknown_name(f"device in {where}, key 'devices':", device, DEVICES)
 
 
-def _check_table(table: Any, known: Mapping[str, type], where: str, required: tuple[str, ...] = ()) -> None:
+def check_table(table: Any, known: Mapping[str, type], where: str, required: tuple[str, ...] = ()) -> None:
+    """Check the keys of a table and the types of their values (``object``: any). Raises ConformanceError."""
     if not isinstance(table, dict):
         raise ConformanceError(f"{where}: must be a table")
     for key in table:
         if key not in known:
             raise unknown_name(f"key in {where}:", key, known)
-        if type(table[key]) is not known[key]:
+        if known[key] is not object and type(table[key]) is not known[key]:
             raise ConformanceError(f"{where}: key {key!r} must be {_TYPES[known[key]]}, is {table[key]!r}")
     for key in required:
         if key not in table:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from conformance.arch_file import read_rules_file
 from conformance.case import Case, parse_case
 from conformance.errors import ConformanceError, unknown_name
+from conformance.expectation import Expectation
 from conformance.matrix import Matrix
 from conformance.registry import matrices, matrix
 
 SIZES = ("official", "reduced")
 DATA = ("real", "exact")
+VACUITY = ("smoke", "all", "off")
 
 
 @dataclass(frozen=True)
@@ -31,10 +35,12 @@ OPTIONS = (
     Option("--operator", "NAME", "only this operator (several: comma-separated)"),
     Option("--kernels", "NAME[,NAME]", "only these kernels; a module such as my_package.my_kernels adds its own"),
     Option("--tier", "NAME[,NAME]", "tiers: official, full, edge, smoke, models, ... (default: the matrix's own)"),
-    Option("--arch", "NAME[,NAME]|all", "cpu, or the architecture of the GPU here (default: the GPU if any)"),
+    Option("--arch", "NAME[,NAME]|all", "architectures (default: the GPU here, if any, else cpu); on those that are "
+           "not here kernels are routed, lowered and assembled"),
     Option("--sizes", "official|reduced", "official sizes (default on a GPU) or reduced ones (default on the CPU)"),
     Option("--data", "real|exact", "data of cases that name none: random values, or sums that are exact in any order"),
     Option("--case", "ID", "only this case (several: separate by spaces)"),
+    Option("--expectations", "FILE", "more rules of expectation (TOML, [[expect]]), as for your own kernels"),
 )
 
 
@@ -49,6 +55,7 @@ class Selection:
     sizes: str | None = None
     data: str = "real"
     cases: tuple[str, ...] = ()
+    expectations: tuple[Expectation, ...] = ()
 
     def matrices(self) -> list[Matrix]:
         """The matrices asked for. Raises ConformanceError for an operator that has none."""
@@ -117,8 +124,12 @@ def select(get: Callable[[str], Any]) -> Selection:
         _find(matrix(parse_case(text).operator), text)
     return Selection(
         operators, _split(value["--kernels"]), tiers, _split(value["--arch"]), value["--sizes"],
-        value["--data"] or "real", cases,
+        value["--data"] or "real", cases, _rules(value["--expectations"]),
     )
+
+
+def _rules(text: str | None) -> tuple[Expectation, ...]:
+    return read_rules_file(Path(text)) if text else ()
 
 
 def _split(text: str | None) -> tuple[str, ...]:

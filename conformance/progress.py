@@ -42,10 +42,11 @@ class Display:
         recorders = self._recorders.values()
         done, planned = sum(r.done for r in recorders), sum(r.planned for r in recorders)
         bad = sum(r.states[state] for r in recorders for state in _BAD)
-        kernels = ", ".join(
-            f"{name} {sum(states.values())}/{r.run['planned'].get(name, 0)}"
-            for r in recorders for name, states in r.by_kernel.items()
-        )
+        of, out_of = Counter[str](), Counter[str]()  # per kernel, over all architectures
+        for recorder in recorders:
+            out_of.update(recorder.run["planned"])
+            of.update({name: sum(states.values()) for name, states in recorder.by_kernel.items()})
+        kernels = ", ".join(f"{name} {of[name]}/{out_of[name]}" for name in out_of)
         left = (now - self._started) / max(1, done) * (planned - done)
         rest = f" | about {left:.0f} s left" if done >= max(10, min(50, planned / 10)) else ""
         self.note(f"{100 * done // max(1, planned):3d} %  {done}/{planned} done, {bad} failed | {kernels}{rest}")
@@ -62,7 +63,11 @@ class Display:
             write(f"{tiers} cases; {run['sizes']} sizes; {run['data']} data")
             for name, states in recorder.by_kernel.items():
                 counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items()) if count)
-                write(f"  {name}: {run['planned'].get(name, 0)} planned: {counts or 'nothing done'}")
+                short = recorder.lanes_of(name)
+                only = "".join(f", {count} only in lane {lane}" for lane, count in short.items())
+                write(f"  {name}: {run['planned'].get(name, 0)} planned: {counts or 'nothing done'}{only}")
+            if not run.get("here", True):
+                write(f"  nothing was executed: {arch} is not here")
             for (kernel, reason), count in sorted(recorder.reasons.items()):
                 if count:
                     write(f"  not run: {count} of {kernel}: {reason}")

@@ -38,7 +38,8 @@ class Recorder:
         self.states: Counter[str] = Counter()
         self.by_kernel: dict[str, Counter[str]] = {name: Counter() for name in run["planned"]}
         self.reasons: Counter[tuple[str, str]] = Counter()
-        self._counted: dict[tuple[str, str], tuple[str, str]] = {}
+        self._counted: dict[tuple[str, str], tuple[str, str, str]] = {}
+        self._lanes: Counter[tuple[str, str]] = Counter()
         self._size = 0  # bytes of whole lines in the file
         self._lost = 0
         self._error = ""
@@ -54,18 +55,25 @@ class Recorder:
 
     def add(self, result: Mapping[str, Any]) -> None:
         """Write one result line and count it; a later result of the same case and kernel replaces the earlier."""
-        key, counted = (result["case"], result["kernel"]), (result["state"], result["message"])
+        key = result["case"], result["kernel"]
+        counted = result["state"], result["message"], result["lane"]
         if key in self._counted:
             self._count(key[1], *self._counted[key], -1)
         self._counted[key] = counted
         self._count(key[1], *counted, 1)
         self._write(result)
 
-    def _count(self, kernel: str, state: str, message: str, by: int) -> None:
+    def lanes_of(self, kernel: str) -> dict[str, int]:
+        """How many of a kernel's cases were taken to a lane below execution, by lane."""
+        return {lane: n for (name, lane), n in self._lanes.items() if name == kernel and lane != "execute" and n}
+
+    def _count(self, kernel: str, state: str, message: str, lane: str, by: int) -> None:
         self.states[state] += by
         self.by_kernel.setdefault(kernel, Counter())[state] += by
         if state == "not-run":
             self.reasons[kernel, message] += by
+        else:
+            self._lanes[kernel, lane] += by
 
     def note(self, problem: str) -> None:
         """Something beside single results that makes the run fail."""
@@ -85,7 +93,7 @@ class Recorder:
         for kernel, planned in self.run["planned"].items():
             states = self.by_kernel.get(kernel, Counter())
             missing = planned - sum(states.values())
-            if planned and sum(states.values()) == states["not-run"]:
+            if planned and self.run.get("here", True) and sum(states.values()) == states["not-run"]:
                 reasons = sorted(reason for (of, reason), count in self.reasons.items() if of == kernel and count)
                 why = "; ".join(reasons[:3])
                 found.append(f"{kernel} executed nothing" + (f": {why}" if why else ""))

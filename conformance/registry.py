@@ -13,6 +13,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from conformance.arch import Arch
+from conformance.arch_file import read_arch
 from conformance.errors import ConformanceError, unknown_name
 from conformance.kernel import Kernel, all_registered, registered
 from conformance.matrix import Matrix, load_matrix
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 ENTRY_POINTS = "conformance.kernels"
+MUTANTS = "kernels.mutants"
 
 
 def put_checkout_first() -> None:
@@ -90,6 +93,25 @@ def matrix(name: str) -> Matrix:
 
 
 @functools.cache
+def archs() -> dict[str, Arch]:
+    """Every architecture of ``matrices/archs/*.toml`` by name."""
+    return {table.name: table for table in map(read_arch, sorted((ROOT / "matrices" / "archs").glob("*.toml")))}
+
+
+def arch(name: str) -> Arch:
+    """One architecture; of one that has no table nothing is known."""
+    return archs().get(name) or Arch(name)
+
+
+def rule_set_file(name: str) -> Path:
+    """``matrices/rule_sets/NAME.toml``. Raises ConformanceError that lists the known ones."""
+    known = {path.stem: path for path in (ROOT / "matrices" / "rule_sets").glob("*.toml")}
+    if name not in known:
+        raise unknown_name("rule set", name, known)
+    return known[name]
+
+
+@functools.cache
 def _load_kernels() -> None:
     put_checkout_first()
     for info in pkgutil.iter_modules([str(ROOT / "kernels")]):
@@ -113,8 +135,8 @@ def kernels(operator_name: str, wanted: Sequence[str] = ()) -> list[Kernel]:
     module that defines no kernel.
     """
     _load_kernels()
-    if not wanted:
-        return list(registered(operator_name).values())
+    if not wanted:  # mutants may be loaded in this process, and are no part of any ordinary run
+        return [kernel for kernel in registered(operator_name).values() if not kernel.module.startswith(MUTANTS)]
     chosen: dict[str, Kernel] = {}
     for name in wanted:
         if not _named(name):
@@ -150,4 +172,4 @@ def selector(kernel: Kernel) -> str:
     """What ``--kernels`` needs in a fresh process: the kernel's name, or its module where that is not loaded by
     itself."""
     inside = any(kernel.module == name or kernel.module.startswith(f"{name}.") for name in _loaded_by_itself())
-    return kernel.name if inside and not kernel.module.startswith("kernels.mutants") else kernel.module
+    return kernel.name if inside and not kernel.module.startswith(MUTANTS) else kernel.module

@@ -10,12 +10,18 @@ from conformance.case import Case
 from conformance.kernel import Kernel
 from conformance.registry import matrix, operator, selector
 
-STATES = ("pass", "fail", "error", "crash", "timeout", "not-run")
+STATES = ("pass", "expected", "fail", "error", "crash", "timeout", "not-run")
+
+
+REJECTED = "rejected"  # the path of a case whose arguments a kernel may refuse, and did
 
 
 @dataclass(frozen=True)
 class Result:
-    """One line of the records: how one case went on one kernel. ``kind`` is the kind of failure."""
+    """One line of the records: how one case went on one kernel. ``kind`` is the kind of failure, or "refused" where
+    the kernel did not take the case. ``lane`` is the highest one reached, ``stopped`` says why it went no further.
+    ``expected``: the rule that holds for the case, None for the default (native). ``resources``: what its code uses.
+    """
 
     case: str
     operator: str
@@ -37,6 +43,9 @@ class Result:
     first: dict[str, Any] | None = None
     path: str | None = None
     lane: str = "execute"
+    stopped: str = ""
+    expected: dict[str, str] | None = None
+    resources: dict[str, Any] | None = None
     seconds: float = 0.0
     worker: str = ""
     rerun: str = ""
@@ -50,7 +59,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Settings:
-    """What a run decides for all its cases."""
+    """What a run decides for all its cases on one architecture. ``device``: torch's name of what is here, or ABSENT."""
 
     device: str = "cpu"
     sizes: str = "reduced"
@@ -90,5 +99,10 @@ def why_not_run(case: Case, kernel: Kernel, settings: Settings) -> str | None:
     reason = kernel.requires(settings.device) if kernel.requires else None
     if reason:
         return reason
+    return refusal(case, kernel)
+
+
+def refusal(case: Case, kernel: Kernel) -> str | None:
+    """Why the kernel itself does not take the case, or None."""
     reason = kernel.supports(case.params) if kernel.supports else None
     return f"not supported by {kernel.name}: {reason}" if reason else None

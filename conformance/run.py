@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from conformance.admission import Admission
 from conformance.case import Case
-from conformance.environment import visible_gpus
+from conformance.environment import ABSENT, visible_gpus
+from conformance.expectation import Expectation
+from conformance.held import hold
 from conformance.isolation import CrashLog
 from conformance.kernel import Kernel
 from conformance.options import Selection
+from conformance.registry import arch as table
 from conformance.registry import operator
 from conformance.result import Result, Settings, blank_result
 
 if TYPE_CHECKING:
     from conformance.judge import Judge
+    from conformance.lanes import Lanes
+
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -32,7 +40,9 @@ class Run:
     crash_log: CrashLog
     shared_dir: Path | None = None
     worker: tuple[int, int] = (0, 1)
+    vacuity: str = "smoke"
     _judges: dict[str, Judge] = field(default_factory=dict)
+    _lanes: dict[str, Lanes] = field(default_factory=dict)
     _admission: Admission | None = None
 
     @property
@@ -41,7 +51,7 @@ class Run:
 
     def settings(self, arch: str) -> Settings:
         device = self.archs[arch]
-        sizes = self.selection.sizes or ("official" if device == "cuda" else "reduced")
+        sizes = self.selection.sizes or ("reduced" if device == "cpu" else "official")
         return Settings(device=device, sizes=sizes, arch=arch)
 
     def judge_case(self, case: Case, kernel: Kernel, arch: str | None) -> Result:
@@ -50,31 +60,47 @@ class Run:
         A case that runs out of device memory is tried again with room for twice its estimate.
         """
         arch = arch or next(iter(self.archs))
+        if self.archs[arch] == ABSENT:
+            lanes = self._lanes_of(arch)
+            # no time limit here: what may hang runs in a process of its own, which has one
+            result = self._timed(functools.partial(lanes.run, case, kernel), case, kernel, lanes.settings, 0)
+        else:
+            result = self._executed(case, kernel, arch)
+        return hold(result, kernel, table(arch), self.rules(arch))
+
+    def rules(self, arch: str) -> tuple[Expectation, ...]:
+        """The rules of expectation on an architecture: its table's, and those of ``--expectations``."""
+        return (*table(arch).rules, *self.selection.expectations)
+
+    def _executed(self, case: Case, kernel: Kernel, arch: str) -> Result:
         judge = self._judge(arch)
         for attempt in (1, 2):
             self._admit(judge, case, attempt)
-            result = self._timed(judge, case, kernel)
+            result = self._timed(functools.partial(judge.run, case, kernel), case, kernel, judge.settings)
             if not (result.state == "error" and "out of memory" in result.message):
                 break
         if judge.lost:
             self.crash_log.give_up(f"{result.message} (the GPU context is lost; later cases run in a fresh worker)")
         return result
 
-    def _timed(self, judge: Judge, case: Case, kernel: Kernel) -> Result:
-        """The judge's result; whatever else a kernel raises (SystemExit, its ``supports``) is this case's error."""
+    def _timed(self, act: Callable[[], Result], case: Case, kernel: Kernel, settings: Settings,
+               seconds: float | None = None) -> Result:
+        """The act's result; whatever else a kernel raises (SystemExit, its ``supports``) is this case's error."""
         from conformance.restore import process_kept
 
         def judged() -> Result:
             with process_kept():
-                return judge.run(case, kernel)
+                return act()
 
         try:
-            return self.crash_log.call(f"{case.id} on {kernel.name}", self.case_timeout, judged)
+            limit = self.case_timeout if seconds is None else seconds
+            return self.crash_log.call(f"{case.id} on {kernel.name}", limit, judged)
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt) and not self.in_worker:
                 raise  # Ctrl-C; in a worker it would have ended the process
-            judge.forget()
-            return _error(error, case, kernel, judge.settings)
+            if settings.arch in self._judges:
+                self._judges[settings.arch].forget()
+            return _error(error, case, kernel, settings)
 
     def close(self) -> None:
         """Give memory back: a finished worker's process lives on until the whole run ends."""
@@ -94,8 +120,12 @@ class Run:
         if index >= count:
             return
         todo: dict[tuple[str, ...], tuple[Kernel, Case, str]] = {}
-        for case, kernel, arch in work:
-            device = self.archs[arch or next(iter(self.archs))]
+        absent: dict[str, list[tuple[Case, Kernel]]] = {}
+        for case, kernel, named in work:
+            arch = named or next(iter(self.archs))
+            device = self.archs[arch]
+            if device == ABSENT:
+                absent.setdefault(arch, []).append((case, kernel))
             if kernel.prepare is None or device not in kernel.devices:
                 continue
             signature = (kernel.name, device, *(case.get(key) for key in ("in", "out", "weights", "xsf", "hidden")))
@@ -103,6 +133,10 @@ class Run:
         entries = list(todo.values())
         for kernel, case, device in _rotated(entries, index * len(entries) // count):
             self._prepare(kernel, case, device)
+        lanes = [self._lanes_of(arch).ahead(pairs) for arch, pairs in absent.items()]
+        steps = [step for each in lanes for step in each]
+        for step in _rotated(steps, index * len(steps) // count):
+            step()
 
     def _prepare(self, kernel: Kernel, case: Case, device: str) -> None:
         from conformance.restore import process_kept
@@ -123,8 +157,15 @@ class Run:
         from conformance.judge import Judge  # brings torch: the controller starts its workers before that
 
         if arch not in self._judges:
-            self._judges[arch] = Judge(self.settings(arch))
+            self._judges[arch] = Judge(self.settings(arch), self.vacuity)
         return self._judges[arch]
+
+    def _lanes_of(self, arch: str) -> Lanes:
+        from conformance.lanes import Lanes
+
+        if arch not in self._lanes:
+            self._lanes[arch] = Lanes(self.settings(arch), table(arch), self.case_timeout)
+        return self._lanes[arch]
 
     def _admit(self, judge: Judge, case: Case, attempt: int) -> None:
         """Wait for device memory when the group changes, or when the last attempt ran out of it."""
@@ -149,7 +190,7 @@ def _error(error: BaseException, case: Case, kernel: Kernel, settings: Settings)
     )
 
 
-def _rotated(entries: Sequence[tuple[Kernel, Case, str]], start: int) -> Sequence[tuple[Kernel, Case, str]]:
+def _rotated(entries: Sequence[T], start: int) -> Sequence[T]:
     return [*entries[start:], *entries[:start]]
 
 

@@ -22,7 +22,9 @@ from conformance.plan import Planned, parse_nodeid
 from conformance.progress import Display
 from conformance.recorder import Recorder, run_line
 from conformance.registry import ROOT, kernels, operator, operators
+from conformance.registry import arch as table_of
 from conformance.result import blank_result
+from conformance.rules import Point, every_point
 from conformance.run import Run
 
 QUARANTINE = 10  # points of one kernel after which its remaining cases are not started any more
@@ -64,6 +66,9 @@ class Controller:
         """Do ahead what takes `start` a second or two: torch is imported and the cases are planned."""
         operators()
         self._cases  # noqa: B018 - fills the cache
+        self._probes  # noqa: B018
+        if any(map(self.run.rules, self.run.archs)):
+            self._all_points  # noqa: B018
 
     @functools.cached_property
     def _cases(self) -> dict[str, Case]:
@@ -71,10 +76,23 @@ class Controller:
         chosen = self.run.selection
         return {case.id: case for of in chosen.matrices() for case in chosen.cases_of(of)}
 
+    @functools.cached_property
+    def _all_points(self) -> list[Point]:
+        return every_point(self.run.selection.kernels)
+
+    @functools.cached_property
+    def _probes(self) -> dict[str, dict[str, dict[str, Any]]]:
+        """What the devices here say of themselves, by architecture."""
+        from conformance.probe import probe
+
+        return {arch: probe(table_of(arch), device) for arch, device in self.run.archs.items()}
+
     def start(self, nodeids: Sequence[str], workers: int) -> None:
         """Open one record file per architecture, once it is known what will run."""
         from conformance.environment import identity
         from conformance.formats import FORMATS
+        from conformance.probe import disagreements
+        from conformance.rules import governed, problems
 
         by_arch: dict[str, list[Planned]] = {}
         for planned in filter(None, map(parse_nodeid, nodeids)):
@@ -92,6 +110,7 @@ class Controller:
                 if kernel.name in used
             }
             cases = [(self._with_tiers(entry), entry.kernel) for entry in entries]
+            table, rules = table_of(arch), self.run.rules(arch)
             line = run_line(
                 identity(arch), cases, described,
                 operators=names, sizes=self.run.settings(arch).sizes, data=self.run.selection.data, workers=workers,
@@ -99,8 +118,17 @@ class Controller:
                 policies={c.name: dict(c.policies) for c in contracts},
                 tolerances={c.name: {f.name: f.published for f in FORMATS.values()} for c in contracts},
                 budget={c.name: c.budget for c in contracts},
+                facts={name: {"value": fact.value, "source": fact.source} for name, fact in table.facts.items()},
+                probe=self._probes[arch],
+                rules=[{"where": entry.rule.where, "text": str(entry.rule), "reason": entry.rule.reason,
+                        "source": entry.rule.source, "until": entry.rule.until, "cases": entry.points}
+                       for entry in governed(rules, [table], self._all_points if rules else ())],
             )
             self.recorders[arch] = Recorder(self.directory / f"{arch}.jsonl", line)
+            for problem in disagreements(table, self._probes[arch]):
+                self.recorders[arch].note(problem)
+            for problem in problems(table, rules, self._all_points) if rules else ():
+                self.recorders[arch].note(problem)
         self.display.start()
 
     def _arch(self, planned: Planned) -> str:
@@ -176,15 +204,21 @@ class Controller:
             recorder.close(failed)
             problems = recorder.problems()
             wrong = wrong or bool(problems)
-            try:
-                put = importlib.import_module("reports").write_report(recorder.path, self.directory)
-            except Exception as error:
-                print(f"no page was written ({type(error).__name__}: {error}); "
-                      f"'python -m conformance report {recorder.path}' tries again", file=sys.stderr)
-                wrong = True
-            else:
-                self.pages += put
-        return wrong
+            wrong = self._write("write_report", recorder.path) or wrong
+        paths = [recorder.path for recorder in self.recorders.values()]
+        return self._write("write_overview", *paths) or wrong if len(paths) > 1 else wrong
+
+    def _write(self, what: str, *records: Path) -> bool:
+        """Make pages of the reports folder, which reads record files only. True when that went wrong."""
+        try:
+            reports = importlib.import_module("reports")
+            given = records[0] if what == "write_report" else records
+            self.pages += getattr(reports, what)(given, self.directory)
+        except Exception as error:
+            print(f"no page was written ({type(error).__name__}: {error}); "
+                  f"'python -m conformance report {' '.join(map(str, records))}' tries again", file=sys.stderr)
+            return True
+        return False
 
 
 def _location(nodeid: str) -> tuple[str, int | None, str]:

@@ -13,7 +13,6 @@ tilelang is imported on first use: importing this module costs nothing.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
 import hashlib
 import importlib.util
@@ -24,14 +23,17 @@ import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from conformance.disk_cache import hold
+from conformance.environment import arch_name
 
 BACKEND_VARIABLE = "CONFORMANCE_TILELANG_BACKEND"
 BACKENDS = ("auto", "tvm_ffi", "nvrtc", "cython")
 _C_FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fno-strict-aliasing")
-_PASSES = {"tl.disable_safe_memory_legalize": True}  # the kernels' own conditions keep every access in range
+PASSES = {"tl.disable_safe_memory_legalize": True}  # the kernels' own conditions keep every access in range
 
 _ready: dict[tuple[str, str], Callable[..., Any]] = {}
 _tracing = threading.Lock()
@@ -49,6 +51,8 @@ def missing(device_type: str | None = None) -> str | None:
         import torch
 
         device_type = "cuda" if torch.cuda.is_available() else "cpu"
+    if device_type == "cuda" and _rocm():
+        return None if _find_hipcc() else "no HIP compiler (put hipcc on PATH)"
     if device_type == "cuda":
         if _find_nvcc() or importlib.util.find_spec("cuda") is not None:
             return None
@@ -63,15 +67,15 @@ def missing(device_type: str | None = None) -> str | None:
 def load(label: str, target: str, trace: Callable[[], Any], wait: bool = True) -> Callable[..., Any] | None:
     """The compiled kernel of one specialisation, from memory, disk, or compiled now.
 
-    label: names kernel and specialisation, unique per traced program. target: "c" or "cuda" (the current device's
-    architecture). trace: builds the TileLang program; called only when the kernel is not in memory. With ``wait``
-    false the answer is None if another process is compiling this kernel at the moment. Raises KernelBuildError.
+    label: names kernel and specialisation, unique per traced program. target: "c", or "cuda" or "hip" (the current
+    device's architecture). trace: builds the TileLang program; called only when the kernel is not in memory. With
+    ``wait`` false the answer is None if another process is compiling this kernel at the moment. Raises KernelBuildError.
     """
-    where = _architecture() if target == "cuda" else target
+    where = target if target == "c" else f"{target} {gpu_arch()}"
     kernel = _ready.get((label, where))
     if kernel is not None:
         return kernel
-    with _lock(f"{label} {where}", wait) as held:
+    with hold(cache_dir() / "conformance-locks", f"{label} {where}", wait) as held:
         if not held:
             return None
         kernel = _ready.get((label, where))
@@ -80,22 +84,15 @@ def load(label: str, target: str, trace: Callable[[], Any], wait: bool = True) -
         return kernel
 
 
-def cuda_source(trace: Callable[[], Any], arch: str = "sm_90") -> str:
-    """The CUDA source that TileLang generates for ``arch``; needs neither a GPU nor a CUDA toolkit."""
-    tilelang = _tilelang()
-    target = {"kind": "cuda", "arch": arch}
-    with tilelang.tvm.transform.PassContext(opt_level=3, config=_PASSES), tilelang.tvm.target.Target(target):
-        return str(tilelang.lower(trace(), target=target).kernel_source)
-
-
 def backend(target: str) -> str:
-    """TileLang's execution backend: "cython" for C; for CUDA what ``CONFORMANCE_TILELANG_BACKEND`` says.
+    """TileLang's execution backend: "cython" for C, TileLang's default for HIP; for CUDA what
+    ``CONFORMANCE_TILELANG_BACKEND`` says.
 
     "auto" is TileLang's default (tvm_ffi, which calls nvcc). nvrtc compiles faster, but with TileLang 0.1.15 it
     launches on the default stream whatever stream is current: edge family F29 fails with it on an H200.
     """
-    if target == "c":
-        return "cython"
+    if target != "cuda":
+        return "cython" if target == "c" else "auto"
     wanted = os.environ.get(BACKEND_VARIABLE, "auto")
     if wanted not in BACKENDS:
         raise KernelBuildError(f"{BACKEND_VARIABLE} is {wanted!r}; known: {', '.join(BACKENDS)}")
@@ -115,7 +112,7 @@ def cache_dir() -> Path:
 
 
 @functools.cache
-def _tilelang() -> Any:
+def tilelang_module() -> Any:
     """Import tilelang once, without its progress messages and its dumps of programs that do not trace."""
     cache_dir()  # may redirect TileLang's cache, which it reads when it is imported
     import tilelang
@@ -128,12 +125,12 @@ def _tilelang() -> Any:
 
 def _compile(label: str, target: str, where: str, trace: Callable[[], Any]) -> Callable[..., Any]:
     try:
-        tilelang = _tilelang()
+        tilelang = tilelang_module()
         with _tracing:  # the tracer keeps global state
             program = trace()
         flags = [f"-DCONFORMANCE_TOOLCHAIN={_toolchain(target)}", *(_C_FLAGS if target == "c" else ())]
         kernel = tilelang.compile(program, target=target, execution_backend=backend(target),
-                                  compile_flags=flags, pass_configs=dict(_PASSES))
+                                  compile_flags=flags, pass_configs=dict(PASSES))
     except Exception as error:
         lines = [line for line in str(error).splitlines() if line.strip()] or [""]
         raise KernelBuildError(
@@ -154,28 +151,10 @@ def _remove_intermediates(kernel: Any) -> None:
                 os.unlink(path)
 
 
-@contextlib.contextmanager
-def _lock(name: str, wait: bool) -> Iterator[bool]:
-    """Hold the lock of one specialisation across threads and processes; yields False if it is taken and ``wait``
-    is false. Without working file locks (some network file systems) the answer is True: two processes may then
-    compile the same kernel, which costs time only."""
-    directory = cache_dir() / "conformance-locks"
-    directory.mkdir(parents=True, exist_ok=True)
-    with open(directory / f"{hashlib.sha256(name.encode()).hexdigest()[:32]}.lock", "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
-        except OSError:
-            pass
-        yield True
-
-
 @functools.cache
 def _toolchain(target: str) -> str:
     """A short hash of what the flags do not say: compiler version and, for C, the processor's model and features."""
-    compiler = _find_nvcc() if target == "cuda" else _find_cxx()
+    compiler = {"cuda": _find_nvcc, "hip": _find_hipcc, "c": _find_cxx}[target]()
     facts = [platform.machine(), platform.platform() if compiler is None else _first_output([compiler, "--version"])]
     if target == "c":
         with contextlib.suppress(OSError):
@@ -204,8 +183,18 @@ def _find_nvcc() -> str | None:
     return shutil.which("nvcc") or shutil.which(os.path.join(home, "bin", "nvcc"))
 
 
-def _architecture() -> str:
+def _find_hipcc() -> str | None:
+    return shutil.which("hipcc") or shutil.which("/opt/rocm/bin/hipcc")
+
+
+def _rocm() -> bool:
     import torch
 
-    major, minor = torch.cuda.get_device_capability()
-    return f"cuda sm_{major}{minor}"
+    return torch.version.hip is not None
+
+
+def gpu_arch() -> str:
+    """Name of the current GPU's architecture: "sm_90", "gfx942"."""
+    import torch
+
+    return arch_name(torch.cuda.get_device_properties(torch.cuda.current_device()))

@@ -22,10 +22,14 @@ class Verdict:
     passed: bool
     reason: str
     notes: tuple[str, ...]
+    executed: bool = True
 
     @property
     def word(self) -> str:
-        return "PASS" if self.passed else "FAIL"
+        """PASS stands for executed results only."""
+        if not self.passed:
+            return "FAIL"
+        return "PASS" if self.executed else "NOT EXECUTED"
 
 
 @dataclass(frozen=True)
@@ -38,16 +42,13 @@ class KernelRow:
     about: str
     promise: str
     planned: int
+    executed: int
     counts: Mapping[str, int]
     missing: int
     levels: Mapping[str, int]
     lanes: Mapping[str, int]
     budget: float | None
     seconds: float
-
-    @property
-    def executed(self) -> int:
-        return sum(count for state, count in self.counts.items() if state != "not-run")
 
     @property
     def failing(self) -> int:
@@ -114,6 +115,7 @@ def _row(records: Records, name: str, results: list[Result], missing: int) -> Ke
         about=about.about if about else "",
         promise=about.promise if about and about.promise else promised or "",
         planned=records.run.planned.get(name, len(results)),
+        executed=sum(r.state != "not-run" and r.lane in ("", EXECUTE) for r in results),
         counts=Counter(r.state for r in results),
         missing=missing,
         levels=dict(
@@ -141,7 +143,8 @@ def _verdict(
         reasons.append(failed)
     if end is not None and missing:
         reasons.append(f"{plural(missing, 'planned result')} of {total} not recorded")
-    if end is not None and not executed:
+    here = records.run.here
+    if end is not None and not executed and here:
         reasons.append("nothing was executed")
     if end is not None and not reasons and (end.exit or (end.exit is None and end.problems)):
         reasons.append(end.problems[0] if end.problems else f"the run ended with exit code {end.exit}")
@@ -150,15 +153,20 @@ def _verdict(
         notes.append("the last line of the record file is cut off and was ignored")
     told = " ".join(end.problems) if end else ""
     idle = [row.name for row in kernels if row.planned and not row.executed and row.name not in told]
-    if idle and executed:
+    if idle and executed and here:
         notes.append(f"executed nothing: {', '.join(idle)}")
     if reasons:
         return Verdict(False, "; ".join(reasons), tuple(notes))
     shallow = Counter(r.lane for r in records.results if r.state == "pass" and r.lane not in ("", EXECUTE))
-    words = [f"{passed} of {plural(total, 'result')} passed"]
-    words += [f"{count} of them only in lane {lane}, not executed" for lane, count in shallow.items()]
+    if not here:
+        lanes = ", ".join(f"{count} to lane {lane}" for lane, count in shallow.items()) or "none to any lane"
+        words = [f"nothing was executed, {records.run.arch} was not here: of {plural(total, 'result')} went {lanes}"]
+    else:
+        words = [f"{passed} of {plural(total, 'result')} passed"]
+        words += [f"{count} of them only in lane {lane}, not executed" for lane, count in shallow.items()]
+    words += [f"{counts['expected']} failed as declared"] if counts.get("expected") else []
     words += [f"{counts['not-run']} not run"] if counts.get("not-run") else []
-    return Verdict(True, ", ".join(words), tuple(notes))
+    return Verdict(True, ", ".join(words), tuple(notes), bool(executed))
 
 
 def _not_run(records: Records, missing: Mapping[str, int]) -> tuple[NotRun, ...]:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from reports.explain import explain
-from reports.records import Result
+from reports.records import CONTRADICTIONS, Result
 from reports.text import clip, embedded, generalise
 
 MOST_DETAILS = 200  # results with trace, first mismatch and details
@@ -57,12 +57,12 @@ def group_key(row: Result) -> str:
 
 
 def groups(rows: Iterable[Result]) -> dict[str, list[Result]]:
-    """Failing results by group, the largest group first."""
+    """Failing results by group: first what contradicts the expectations, then the largest group first."""
     found: dict[str, list[Result]] = {}
     for row in rows:
         if row.failing:
             found.setdefault(group_key(row), []).append(row)
-    return dict(sorted(found.items(), key=lambda item: -len(item[1])))
+    return dict(sorted(found.items(), key=lambda item: (item[1][0].kind not in CONTRADICTIONS, -len(item[1]))))
 
 
 def rules(rows: Sequence[Result]) -> dict[str, str]:

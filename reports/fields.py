@@ -64,8 +64,8 @@ class Fields:
         """A string, or None when the member is absent, null or empty."""
         return clean(self._get(key, "", str, "a string or null")) or None
 
-    def flag(self, key: str) -> bool:
-        return bool(self._get(key, False, bool, "true or false"))
+    def flag(self, key: str, default: bool = False) -> bool:
+        return bool(self._get(key, default, bool, "true or false"))
 
     @overload
     def integer(self, key: str) -> int: ...
@@ -88,6 +88,12 @@ class Fields:
     def table(self, key: str) -> dict[str, Any]:
         table: dict[str, Any] = clean_tree(self._get(key, {}, dict, "an object"))
         return table
+
+    def tables(self, key: str) -> tuple[Mapping[str, Any], ...]:
+        items = self._get(key, [], list, "a list of objects")
+        if not all(isinstance(item, dict) for item in items):
+            raise ReportError(f"{self.where}: {key!r} must be a list of objects, is {_short(items)}")
+        return tuple(clean_tree(item) for item in items)
 
     def counts(self, key: str) -> dict[str, int]:
         table = self.table(key)

@@ -1,4 +1,4 @@
-"""The self-contained HTML page: Jinja for what is read first, embedded columns and script for the rest."""
+"""The self-contained HTML pages: Jinja for what is read first, embedded columns and script for the rest."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import jinja2
 from markupsafe import Markup
 
 from reports import columnar, text
+from reports.architecture import architecture
 from reports.digest import Digest
 from reports.identity import facts, sizes_notice
+from reports.overview import MOST_DIFFERENCES, Overview
 from reports.records import STATES, Records
 
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -26,19 +28,12 @@ _SCRIPTS = (
 
 
 def render(records: Records, digest: Digest) -> str:
-    """The page as text; a few hundred KB for 22 000 results."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_TEMPLATES),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"number": text.number, "fraction": text.fraction, "duration": text.duration}
-    return environment.get_template("report.html.j2").render(
+    """The page of one architecture as text; a few hundred KB for 22 000 results."""
+    return _environment().get_template("report.html.j2").render(
         run=records.run,
         end=records.end,
         digest=digest,
+        code=architecture(records),
         facts=facts(records),
         sizes_notice=sizes_notice(records.run),
         replaced=records.replaced,
@@ -48,6 +43,31 @@ def render(records: Records, digest: Digest) -> str:
         script=Markup("\n").join(_verbatim(name) for name in _SCRIPTS),
         data=Markup(text.embedded(columnar.payload(records, digest))),
     )
+
+
+def render_overview(view: Overview) -> str:
+    """The page of several architectures as text; it links to theirs by name and needs no script."""
+    executed = [row.arch for row in view.rows if any(kernel.executed for kernel in row.digest.kernels)]
+    return _environment().get_template("overview.html.j2").render(
+        view=view,
+        word="PASS" if all(row.digest.verdict.passed for row in view.rows) else "FAIL",
+        executed=executed,
+        signs=text.SIGNS | {"assemble": "A", "lower": "L", "route": "R"},
+        most=MOST_DIFFERENCES,
+        style=_verbatim("report.css"),
+    )
+
+
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"number": text.number, "fraction": text.fraction, "duration": text.duration}
+    return environment
 
 
 def _verbatim(name: str) -> Markup:

@@ -16,8 +16,10 @@ from typing import Any
 from reports.fields import Fields, ReportError
 
 SCHEMA = 1
-STATES = ("pass", "fail", "error", "crash", "timeout", "not-run")
+STATES = ("pass", "expected", "fail", "error", "crash", "timeout", "not-run")
 FAILING = frozenset({"fail", "error", "crash", "timeout"})
+# Kinds of failure in which a case did something else than the architecture's rules expect; shown first.
+CONTRADICTIONS = ("silent-fallback", "unexpected-native", "wrong-fallback", "unexpected-pass", "other-failure")
 LEVELS = ("bit-exact", "within-budget", "published")  # best first
 
 
@@ -60,6 +62,10 @@ class Run:
     policies: Mapping[str, Mapping[str, str]]  # operator -> name of the special value -> rule
     tolerances: Mapping[str, Mapping[str, float]]  # operator -> dtype -> atol = rtol
     budget: Mapping[str, str]  # operator -> formula
+    here: bool  # whether the architecture was: on one that was not, nothing can have been executed
+    facts: Mapping[str, Any]  # what the architecture's table says: name -> value and source
+    probe: Mapping[str, Any]  # what the device said: fact -> table's and device's value
+    rules: tuple[Mapping[str, Any], ...]  # expectations that differ from "native", each with the cases it governs
 
 
 @dataclass(frozen=True)
@@ -86,6 +92,9 @@ class Result:
     first: Mapping[str, Any] | None
     path: str | None
     lane: str
+    stopped: str  # why no further lane was reached
+    expected: Mapping[str, Any] | None  # the rule of expectation, None for the default
+    resources: Mapping[str, Any] | None  # what the generated code uses
     seconds: float | None
     worker: str | None
     rerun: str
@@ -220,6 +229,10 @@ def _run(fields: Fields) -> Run:
             op: fields.numbers(by, f"tolerances.{op}") for op, by in fields.table("tolerances").items()
         },
         budget=fields.strings(fields.table("budget"), "budget"),
+        here=fields.flag("here", True),
+        facts=fields.table("facts"),
+        probe=fields.table("probe"),
+        rules=fields.tables("rules"),
     )
 
 
@@ -248,6 +261,9 @@ def _result(fields: Fields) -> Result:
         first=fields.table("first") or None,
         path=fields.optional("path"),
         lane=fields.text("lane", ""),
+        stopped=fields.text("stopped", ""),
+        expected=fields.table("expected") or None,
+        resources=fields.table("resources") or None,
         seconds=fields.number("seconds"),
         worker=fields.optional("worker"),
         rerun=fields.text("rerun", ""),

@@ -13,7 +13,7 @@ from reports.records import Result
 CASE, NAME, KERNEL = "\x01", "\x02", "\x03"
 DASH = "\N{EN DASH}"  # for what is absent
 # One sign per state, so that colour is never the only one.
-SIGNS = {"pass": "P", "fail": "F", "error": "E", "crash": "C", "timeout": "T", "not-run": "N"}
+SIGNS = {"pass": "P", "expected": "X", "fail": "F", "error": "E", "crash": "C", "timeout": "T", "not-run": "N"}
 
 _SHOWN = {CASE: "<case>", NAME: "<case>", KERNEL: "<kernel>"}
 # What messages open with: words around a stand-in, up to a colon. The page's script knows the same form.

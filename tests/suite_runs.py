@@ -41,9 +41,9 @@ def add(name, act, when=lambda weights, dtype: True, **options):
             act()
         right(x, token_topk_to_pos, topk_weights=topk_weights, x_sf=x_sf, sf=sf, out=out)
     run.__module__ = __name__
-    kernel("moe_reduce_fused", promise="published", name=name, **options)(run)
+    kernel("moe_reduce_fused", promise="published", name=name, native=("vectorised",), **options)(run)
 
-kernel("moe_reduce_fused", promise="published", name="sound")(right)
+kernel("moe_reduce_fused", promise="published", name="sound", native=("vectorised",))(right)
 """
 
 

@@ -12,7 +12,7 @@ from conformance.case import Case
 from conformance.errors import ConformanceError, unknown_name
 from conformance.options import OPTIONS, Selection, add_to_argparse, select, with_data
 from conformance.plan import Planned, group_of, parse_nodeid, plan
-from conformance.registry import matrix
+from conformance.registry import matrices, matrix
 
 OFFICIAL = f"{NAME}/send:4001-topk:2-experts:72-ranks:8-hidden:7168-weights:yes-in:bf16-out:e4m3-xsf:no"
 TINY = f"{NAME}/model:tiny-tokens:32-topk:2-hidden:256-weights:yes-in:bf16-out:e4m3-xsf:no"
@@ -45,16 +45,17 @@ def test_everything_asked_for() -> None:
 
 def test_every_option_has_help_and_a_place_of_its_own() -> None:
     assert [option.flag for option in OPTIONS] == [
-        "--operator", "--kernels", "--tier", "--arch", "--sizes", "--data", "--case"]
+        "--operator", "--kernels", "--tier", "--arch", "--sizes", "--data", "--case",
+        "--expectations"]
     assert all(option.dest.startswith("conformance_") and len(option.help) > 20 for option in OPTIONS)
-    assert len({option.dest for option in OPTIONS}) == 7
+    assert len({option.dest for option in OPTIONS}) == len(OPTIONS)
     parser = argparse.ArgumentParser()
     add_to_argparse(parser, but=("--case",))
     assert not hasattr(parser.parse_args([]), "conformance_case")
 
 
 @pytest.mark.parametrize(("words", "message"), [
-    (("--operator", "moe_reduce"), "unknown operator 'moe_reduce'. Did you mean 'moe_reduce_fused'? Known: moe_re"),
+    (("--operator", "moe_reduce_fus"), "unknown operator 'moe_reduce_fus'. Did you mean 'moe_reduce_fused'? Known: "),
     (("--tier", "smok"), "unknown tier 'smok'. Did you mean 'smoke'? Known: benchmark, edge, full, models, off"),
     (("--tier", "smoke,edges"), "unknown tier 'edges'. Did you mean 'edge'?"),
     (("--sizes", "small"), "unknown value of --sizes 'small'. Known: official, reduced."),
@@ -154,7 +155,8 @@ def test_with_data() -> None:
 
 
 def test_matrices_of_a_selection() -> None:
-    assert [of.operator for of in selected().matrices()] == [NAME]
+    assert [of.operator for of in selected().matrices()] == list(matrices())
+    assert [of.operator for of in selected("--operator", NAME).matrices()] == [NAME]
     assert [of.operator for of in selected("--case", OFFICIAL).matrices()] == [NAME]
 
 

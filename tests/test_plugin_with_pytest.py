@@ -14,7 +14,7 @@ def wrong(x, token_topk_to_pos, *, topk_weights=None, x_sf=None, sf=None, out):
     right(x, token_topk_to_pos, topk_weights=topk_weights, x_sf=x_sf, sf=sf, out=out)
     if topk_weights is not None:
         out.zero_()
-kernel("moe_reduce_fused", promise="published")(wrong)
+kernel("moe_reduce_fused", promise="published", native=("vectorised",))(wrong)
 add("partly", lambda: None, supports=lambda params: "no weights" if params["weights"] == "yes" else None)
 """
 ITEM = "matrices/moe_reduce_fused.toml::{}[" + CASES[0].partition("/")[2] + "]"

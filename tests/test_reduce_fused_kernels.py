@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from conformance import Kernel
-from kernels import tilelang_build
-from kernels.reduce_fused import bits, h_tiled, per_token, vectorised
-from kernels.reduce_fused.dialect import Dialect
-from kernels.reduce_fused.launch import form_of, launch, options
+from kernels import bits, tilelang_build
+from kernels.dialect import Dialect, form_of, options
+from kernels.reduce_fused import h_tiled, per_token, vectorised
+from kernels.reduce_fused.launch import launch
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "e4m3": torch.float8_e4m3fn}
 BITS = {"fp32": torch.int32, "bf16": torch.int16, "fp16": torch.int16, "e4m3": torch.uint8}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -13,33 +13,6 @@ from kernels.reduce_fused.template import Spec
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "e4m3": 1}
-
-
-def form_of(tensor: Tensor) -> str:
-    """Name of a float tensor's format, as case parameters spell it."""
-    import torch
-
-    return {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16",
-            torch.float8_e4m3fn: "e4m3"}[tensor.dtype]
-
-
-def target_of(device_type: str) -> str:
-    return "cuda" if device_type == "cuda" else "c"
-
-
-def options(config: str | None, known: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
-    """Parse "name:value-name:value". ValueError names what is not known and what is."""
-    found: dict[str, str] = {}
-    for part in config.split("-") if config else ():
-        name, _, value = part.partition(":")
-        if name not in known:
-            raise ValueError(f"config {config!r} sets {name!r}; known: {', '.join(known)}")
-        if value not in known[name]:
-            raise ValueError(f"config {config!r} sets {name} to {value!r}; known: {', '.join(known[name])}")
-        found[name] = value
-    return found
 
 
 def prepare(spec: Spec, build: Callable[[Spec], Any]) -> None:
@@ -55,7 +28,7 @@ def launch(spec: Spec, build: Callable[[Spec], Any], x: Tensor, positions: Tenso
     """
     import torch
 
-    report_path(spec.kernel)
+    report_path(spec.path)
     if len(positions) == 0:
         return
     if len(x) == 0:  # no rows, so every slot is padding; an empty x may come without a pointer
@@ -80,10 +53,10 @@ def launch(spec: Spec, build: Callable[[Spec], Any], x: Tensor, positions: Tenso
 
 
 def _stored(tensor: Tensor, form: str, spec: Spec) -> Tensor:
-    """The tensor as the dialect's kernel takes it: [rows, chunks, span], bit patterns on the C target."""
+    """The tensor as the dialect's kernel takes it: [rows, chunks, span], bit patterns where it has no such type."""
     import torch
 
     rows, hidden = tensor.shape
-    if spec.target == "c" and form != "fp32":
+    if not spec.dialect.native(form):
         tensor = tensor.view(torch.uint8 if form == "e4m3" else torch.uint16)
     return tensor.view(rows, hidden // spec.span, spec.span)

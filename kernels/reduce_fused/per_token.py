@@ -6,12 +6,15 @@ The 1152 official cases run 4 specialisations, one for each pair of dtypes.
 # mypy: disable-error-code="valid-type,name-defined"
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from conformance import kernel
-from kernels import tilelang_build
-from kernels.reduce_fused.dialect import Dialect
-from kernels.reduce_fused.launch import BYTES, form_of, launch, target_of
+from conformance.arch import Arch
+from conformance.route import Lowered, Route
+from kernels import tilelang_build, tilelang_lower
+from kernels.dialect import BYTES, form_of, fp8_here, fp8_of, target_of
+from kernels.reduce_fused.launch import launch
 from kernels.reduce_fused.launch import prepare as prepare_spec
 from kernels.reduce_fused.template import Spec, parameters, reduce_chunk
 
@@ -19,18 +22,18 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def specialise(target: str, source: str, result: str) -> Spec:
-    """The specialisation that runs: 256 threads with one 16-byte vector each, or 256 elements at a time in C."""
-    if target == "cuda":
-        return Spec("per_token", target, source, result, 16 // BYTES[source], 256)
-    return Spec("per_token", target, source, result, 256, 1)
+def specialise(target: str, source: str, result: str, fp8: str = "native") -> Spec:
+    """The specialisation that runs: 256 threads with one 16-byte vector each, or 256 elements at a time in C.
+    ``fp8``: how e4m3 is converted on the architecture."""
+    span, threads = (16 // BYTES[source], 256) if target != "c" else (256, 1)
+    return Spec("per_token", target, source, result, span, threads, fp8=fp8)
 
 
 def build(spec: Spec) -> Any:
     """The TileLang program of one specialisation."""
     import tilelang.language as T
 
-    dialect, chunk_of_token, of = Dialect(spec.target), reduce_chunk(spec), parameters(spec)
+    dialect, chunk_of_token, of = spec.dialect, reduce_chunk(spec), parameters(spec)
 
     @T.prim_func
     def per_token(x: of.x, positions: of.positions, weights: of.weights, x_sf: of.x_sf, sf: of.sf,
@@ -47,15 +50,27 @@ def build(spec: Spec) -> Any:
 
 def prepare(params: Mapping[str, str], device_type: str) -> None:
     """Compile what a case with these parameters will run."""
-    prepare_spec(specialise(target_of(device_type), params["in"], params["out"]), build)
+    prepare_spec(specialise(target_of(device_type), params["in"], params["out"], fp8_here(device_type)), build)
+
+
+def route(params: Mapping[str, str], arch: Arch) -> Route:
+    """Path and configuration on an architecture that need not be here."""
+    spec = specialise(arch.language, params["in"], params["out"], fp8_of(arch))
+    return Route(spec.path, str(spec))
+
+
+def lower(params: Mapping[str, str], arch: Arch) -> Lowered:
+    """The code of that configuration."""
+    spec = specialise(arch.language, params["in"], params["out"], fp8_of(arch))
+    return tilelang_lower.lower(partial(build, spec), arch)
 
 
 @kernel(
     "moe_reduce_fused", promise="bit-exact", about="TileLang, one block per token, the baseline",
-    requires=tilelang_build.missing, prepare=prepare,
+    requires=tilelang_build.missing, prepare=prepare, route=route, lower=lower,
 )
 def per_token(x: "Tensor", token_topk_to_pos: "Tensor", *, topk_weights: "Tensor | None" = None,
               x_sf: "Tensor | None" = None, sf: "Tensor | None" = None, out: "Tensor") -> None:
     """Fill ``out`` [T, H]; arguments follow the operator's contract, contiguous."""
-    spec = specialise(target_of(x.device.type), form_of(x), form_of(out))
+    spec = specialise(target_of(x.device.type), form_of(x), form_of(out), fp8_here(x.device.type))
     launch(spec, build, x, token_topk_to_pos, topk_weights, x_sf, sf, out)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from kernels.reduce_fused.dialect import Dialect
+from kernels.dialect import Dialect
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,8 @@ class Spec:
     source, result: formats of x and out ("fp32", "bf16", "fp16", "e4m3"). span: elements that one thread holds;
     threads: per block, so that a block covers ``span * threads`` elements of the hidden axis. ahead: slots whose
     positions, scales and rows are loaded before the first of them is used. presence: "runtime" when the kernel is
-    told at each call which of weights, x_sf and sf are given, else their fixed presence as "101".
+    told at each call which of weights, x_sf and sf are given, else their fixed presence as "101". fp8: how e4m3 is
+    converted, "native" or "bits".
     """
 
     kernel: str
@@ -27,6 +28,16 @@ class Spec:
     threads: int
     ahead: int = 1
     presence: str = "runtime"
+    fp8: str = "native"
+
+    @property
+    def path(self) -> str:
+        """What the dispatcher reports: converting e4m3 in integer arithmetic is a fallback of its own."""
+        return f"{self.kernel}/bits" if self.result == "e4m3" and self.fp8 == "bits" else self.kernel
+
+    @property
+    def dialect(self) -> Dialect:
+        return Dialect(self.target, self.fp8)
 
     @property
     def block(self) -> int:
@@ -38,7 +49,7 @@ class Spec:
 
     def __str__(self) -> str:
         return (f"{self.kernel}[in:{self.source} out:{self.result} block_h:{self.block} ahead:{self.ahead} "
-                f"flags:{self.presence}]")
+                f"flags:{self.presence}{' fp8:bits' if self.path != self.kernel else ''}]")
 
 
 def parameters(spec: Spec) -> Any:
@@ -49,7 +60,7 @@ def parameters(spec: Spec) -> Any:
     """
     import tilelang.language as T
 
-    dialect = Dialect(spec.target)
+    dialect = spec.dialect
     tokens, topk, rows, chunks = (T.dynamic(name) for name in ("tokens", "topk", "rows", "chunks"))
     return SimpleNamespace(
         x=T.Tensor((rows, chunks, spec.span), dialect.dtype(spec.source)),
@@ -71,7 +82,7 @@ def reduce_chunk(spec: Spec) -> Any:
     """
     import tilelang.language as T
 
-    dialect = Dialect(spec.target)
+    dialect = spec.dialect
     span, ahead = spec.span, spec.ahead
     raw_dtype = dialect.dtype(spec.source)
 

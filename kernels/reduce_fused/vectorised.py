@@ -6,9 +6,12 @@ budget of the golden, not bit-exact. Every step works on any strides and waits f
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from conformance import kernel, report_path
+from conformance.arch import Arch
+from conformance.route import Route
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,7 +24,15 @@ def tokens_per_chunk(topk: int, hidden: int, itemsize: int, limit: int) -> int:
     return max(1, limit // (topk * hidden * (4 if itemsize == 4 else 4 + itemsize)))
 
 
-@kernel("moe_reduce_fused", promise="within-budget", about="PyTorch, gather [T, K, H] and reduce", strided=True)
+def route(params: Mapping[str, str], arch: Arch) -> Route:
+    """The one path, wherever PyTorch runs; nothing is compiled."""
+    return Route("vectorised")
+
+
+@kernel(
+    "moe_reduce_fused", promise="within-budget", about="PyTorch, gather [T, K, H] and reduce", strided=True,
+    route=route,
+)
 def vectorised(x: Tensor, token_topk_to_pos: Tensor, *, topk_weights: Tensor | None = None,
                x_sf: Tensor | None = None, sf: Tensor | None = None, out: Tensor) -> None:
     """Fill ``out`` [T, H], chunk by chunk of tokens so that temporaries stay below ``TEMPORARY_BYTES``."""

@@ -4,9 +4,10 @@ const N = raw.outcome.length;
 const PASS = raw.states.indexOf("pass"), NOT_RUN = raw.states.indexOf("not-run");
 const STATE_COUNT = raw.states.length;
 const kindText = (state, kind) => raw.states[state] + (kind && kind !== raw.states[state] ? `: ${kind}` : "");
-const isFailing = (state) => state !== PASS && state !== NOT_RUN;
+const EXPECTED = raw.states.indexOf("expected");
+const isFailing = (state) => state !== PASS && state !== NOT_RUN && state !== EXPECTED;
 // Worst first: what a cell with several states shows.
-const SEVERITY = ["crash", "timeout", "error", "fail", "not-run", "pass"].map((name) => raw.states.indexOf(name));
+const SEVERITY = ["crash", "timeout", "error", "fail", "not-run", "expected", "pass"].map((name) => raw.states.indexOf(name));
 const severityOf = raw.states.map((_, state) => SEVERITY.indexOf(state));
 
 function expandRuns(runs, size) {
@@ -28,8 +29,8 @@ const kernelOf = expandRuns(raw.kernel, N);
 const caseOf = expandDeltas(raw.case);
 const orderOf = expandRuns(raw.cases.order, raw.cases.count);
 const wrongOf = expandSparse(raw.wrong), elementsOf = expandSparse(raw.elements), messageOf = expandSparse(raw.message);
-const outcomes = raw.outcomes.map(([state, kind, promised, level, path, lane, rerun]) =>
-  ({ state, kind, promised, level, path, lane, rerun }));
+const outcomes = raw.outcomes.map(([state, kind, promised, level, path, lane, rerun, expected, stopped]) =>
+  ({ state, kind, promised, level, path, lane, rerun, expected, stopped }));
 const outcome = (row) => outcomes[raw.outcome[row]];
 const stateOf = Uint8Array.from(raw.outcome, (o) => outcomes[o].state);
 
@@ -49,7 +50,7 @@ const parameters = raw.cases.columns.filter((c) => c.parameter);
 const dims = [
   ...parameters, ...raw.cases.columns.filter((c) => !c.parameter),
   { key: "kernel", values: raw.kernels, codes: kernelOf, perRow: true },
-  outcomeDimension("level", raw.levels), outcomeDimension("kind"), outcomeDimension("path"), outcomeDimension("lane"),
+  outcomeDimension("level", raw.levels), outcomeDimension("kind"), outcomeDimension("path"), outcomeDimension("lane", ["route", "lower", "assemble", "execute"]),
 ].filter((dim) => dim.values.length);
 const dimByKey = new Map(dims.map((dim) => [dim.key, dim]));
 // A code of -1 (absent) becomes the last index, so that codes can index arrays.

@@ -28,7 +28,7 @@ function detail(row) {
     ["largest error", raw.error[row] === -1 ? null : numberText(raw.error[row])],
     ["wrong elements", wrongOf.has(row) ? `${wrongOf.get(row)} of ${elementsOf.get(row) || 0}, ${percent(wrongOf.get(row), elementsOf.get(row))}` : null],
     ...Object.entries(kept.first || {}).map(([key, value]) => [`first mismatch: ${key}`, value]),
-    ...Object.entries(kept.details || {}), ["path", o.path], ["lane", o.lane],
+    ...Object.entries(kept.details || {}), ["path", o.path], ["lane", o.lane], ["went no further", o.stopped], ["expected", o.expected],
     ["time", raw.seconds[row] === -1 ? null : `${numberText(raw.seconds[row])} s`], ["worker", kept.worker],
     ["tiers", raw.cases.tiers[raw.cases.tier[caseOf[row]]].join(", ")],
   ].filter(([, value]) => value !== null && value !== undefined && value !== "");

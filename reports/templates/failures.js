@@ -11,7 +11,8 @@ function failureGroups(rows) {
   }
   // Those with kept details first: they say more.
   for (const group of groups.values()) group.rows.sort((a, b) => (b in raw.details) - (a in raw.details) || a - b);
-  return [...groups.values()].sort((a, b) => severityOf[a.state] - severityOf[b.state] || b.rows.length - a.rows.length);
+  const contradicts = (group) => raw.contradictions.includes(group.kind);
+  return [...groups.values()].sort((a, b) => contradicts(b) - contradicts(a) || severityOf[a.state] - severityOf[b.state] || b.rows.length - a.rows.length);
 }
 
 function drawFailures(rows, whole, place, listGroup) {

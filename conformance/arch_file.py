@@ -1,0 +1,160 @@
+"""Reading architecture tables and rules of expectation: every key, type, name and date is checked."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from conformance.arch import FACTS, FP8_FORMATS, Arch, Fact
+from conformance.errors import ConformanceError, unknown_name
+from conformance.expectation import FAILURES, KINDS, LANES, Condition, Expectation, Range
+from conformance.matrix_file import check_table, parse_toml
+
+_ARCH = {"name": str, "about": str, "device": str, "language": str, "target": dict, "fact": dict, "expect": list}
+_FACT = {"value": object, "source": str}
+_RULE = {
+    "match": dict, "facts": dict, "arch": list, "expect": str, "path": str, "failure": str, "signature": str,
+    "lane": str, "reason": str, "source": str, "since": str, "until": str,
+}
+_NEEDED = ("match", "expect", "reason", "source", "since", "until")
+FILL_IN = "FILL IN"  # what a proposed rule says where a person must say why
+_ROOT = Path(__file__).resolve().parent.parent
+_UNTIL = re.compile(
+    r"(?P<date>\d{4}-\d\d-\d\d)|(?P<package>[\w-]+)\s*>=\s*(?P<version>[\w.]+)|(?P<fact>[\w.]+)=(?P<value>\w+)"
+)
+
+
+def read_arch(path: Path) -> Arch:
+    """One ``matrices/archs/NAME.toml``. Raises ConformanceError with file, line or key, and what is wrong."""
+    data = parse_toml(path)
+    check_table(data, _ARCH, str(path), ("name", "about", "device", "language"))
+    if data["name"] != path.stem:
+        raise ConformanceError(f"{path}: name = {data['name']!r}: must be the file's, {path.stem!r}")
+    for key, known in (("device", ("cpu", "cuda")), ("language", ("c", "cuda", "hip", "maca"))):
+        if data[key] not in known:
+            raise unknown_name(f"{key} in {path}", data[key], known)
+    facts = {name: _fact(name, table, f"{path}: fact {name!r}") for name, table in data.get("fact", {}).items()}
+    rules = read_rules(path, data.get("expect", []), needs_arch=False)
+    target = {key: str(value) for key, value in data.get("target", {}).items()}
+    return Arch(data["name"], data["about"], data["device"], data["language"], target, facts, rules)
+
+
+def read_rules_file(path: Path) -> tuple[Expectation, ...]:
+    """A file of nothing but ``[[expect]]`` rules, as ``--expectations`` names it; each says for which ``arch``."""
+    data = parse_toml(path)
+    check_table(data, {"expect": list}, str(path), ("expect",))
+    return read_rules(path, data["expect"])
+
+
+def _fact(name: str, table: Any, where: str) -> Fact:
+    if name not in FACTS:
+        raise unknown_name(f"fact in {where}:", name, FACTS)
+    check_table(table, _FACT, where, ("value", "source"))
+    kind, value = FACTS[name][0], table["value"]
+    if type(value) is not kind:
+        raise ConformanceError(f"{where}: value {value!r} must be of type {kind.__name__}: {FACTS[name][1]}")
+    if isinstance(value, dict) and not all(type(entry) is bool for entry in value.values()):
+        raise ConformanceError(f"{where}: every entry must be true or false")
+    if name == "fp8" and value not in FP8_FORMATS:
+        raise unknown_name(f"value of {where}:", str(value), FP8_FORMATS)
+    return Fact(value, table["source"])
+
+
+def read_rules(
+    path: Path, tables: list[Any], header: str = "expect", needs_arch: bool = True
+) -> tuple[Expectation, ...]:
+    """The rules under the headers ``[[header]]`` of one file. ``needs_arch``: each must say for which architectures."""
+    lines = _lines_of(path, header)
+    shown = path.relative_to(_ROOT) if path.is_relative_to(_ROOT) else path
+    return tuple(_rule(table, f"{shown}:{line}", needs_arch) for table, line in zip(tables, lines, strict=False))
+
+
+def _lines_of(path: Path, table: str) -> list[int]:
+    """Line numbers of the headers ``[[table]]``: the parser does not tell them."""
+    header = re.compile(rf"\s*\[\[\s*{re.escape(table)}\s*\]\]")
+    return [n for n, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1) if header.match(line)]
+
+
+def _rule(table: Any, where: str, needs_arch: bool) -> Expectation:
+    check_table(table, _RULE, where, (*_NEEDED, *(("arch",) if needs_arch else ())))
+    if table["reason"].startswith(FILL_IN):
+        raise ConformanceError(f"{where}: say why in 'reason': {table['reason']!r} is only a place for it")
+    kind, failure = table["expect"], table.get("failure", "")
+    if kind not in KINDS:
+        raise unknown_name(f"expectation in {where}", kind, KINDS)
+    fails = kind in ("unsupported", "known-failure")
+    for key, needed in (("path", kind == "fallback"), ("failure", fails)):
+        if (key in table) != needed:
+            raise ConformanceError(f"{where}: expect = {kind!r} {'needs' if needed else 'takes no'} {key!r}")
+    if failure and failure not in FAILURES:
+        raise unknown_name(f"failure in {where}", failure, FAILURES)
+    if kind == "known-failure" and not table.get("signature"):
+        raise ConformanceError(f"{where}: a known failure needs a 'signature', a part of its message")
+    if not fails and ("signature" in table or "lane" in table):
+        raise ConformanceError(f"{where}: expect = {kind!r} takes neither 'signature' nor 'lane'")
+    lane = table.get("lane", FAILURES.get(failure, "route"))
+    if lane not in LANES:
+        raise unknown_name(f"lane in {where}", lane, LANES)
+    _check_dates(table, where)
+    return Expectation(
+        kind=kind, path=table.get("path", ""), failure=failure, signature=table.get("signature", ""), lane=lane,
+        match={key: _condition(value, f"{where}: match.{key}") for key, value in table["match"].items()},
+        facts={key: _values(key, value, f"{where}: facts.{key}") for key, value in table.get("facts", {}).items()},
+        archs=tuple(table["arch"]) if "arch" in table else (),
+        reason=table["reason"], source=table["source"], since=table["since"], until=table["until"], where=where,
+    )
+
+
+def _condition(value: Any, where: str) -> Condition:
+    """A value, a list of values, or a table with ``min``, ``max`` or ``above``."""
+    if isinstance(value, dict):
+        check_table(value, {"min": int, "max": int, "above": str}, where)
+        if not value:
+            raise ConformanceError(f"{where}: a range needs 'min', 'max' or 'above'")
+        if "above" in value and FACTS.get(value["above"], (None,))[0] is not int:
+            raise unknown_name(f"fact in {where}.above", value["above"], [n for n, (t, _) in FACTS.items() if t is int])
+        return Range(value.get("min"), value.get("max"), value.get("above", ""))
+    items = value if isinstance(value, list) else [value]
+    if not items or not all(type(item) in (str, int) for item in items):
+        raise ConformanceError(f"{where}: {value!r} must be a string, an integer, a list of them, or a range")
+    return tuple(str(item) for item in items)
+
+
+def _values(name: str, value: Any, where: str) -> tuple[Any, ...]:
+    if name.partition(".")[0] not in FACTS:
+        raise unknown_name(f"fact in {where}", name, FACTS)
+    return tuple(value) if isinstance(value, list) else (value,)
+
+
+def _check_dates(table: Mapping[str, Any], where: str) -> None:
+    until = _UNTIL.fullmatch(table["until"])
+    if until is None:
+        raise ConformanceError(
+            f"{where}: until = {table['until']!r} must be a date (2027-06-30), a version (tilelang>=0.1.16) or a fact "
+            "(fp8=ocp)"
+        )
+    for key, text in (("since", table["since"]), ("until", until["date"])):
+        try:
+            datetime.date.fromisoformat(text or "2000-01-01")
+        except ValueError:
+            raise ConformanceError(f"{where}: {key} = {text!r} is no date such as 2026-11-29") from None
+
+
+def over(rule: Expectation, arch: Arch, today: datetime.date, versions: Mapping[str, str]) -> str | None:
+    """Why the rule's ``until`` has come, or None. ``versions``: installed packages."""
+    from packaging.version import Version
+
+    until = _UNTIL.fullmatch(rule.until)
+    if until is None:
+        return None
+    if until["date"]:
+        return f"{until['date']} has come" if today >= datetime.date.fromisoformat(until["date"]) else None
+    if until["package"]:
+        here = versions.get(until["package"])
+        reached = here is not None and Version(here) >= Version(until["version"])
+        return f"{until['package']} {here} is installed" if reached else None
+    value = arch.fact(until["fact"])
+    return f"{until['fact']} is {until['value']} now" if str(value).lower() == until["value"].lower() else None

@@ -1,0 +1,124 @@
+"""Taking a case as far as it can go on an architecture that is not here: route, lower, assemble."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+from conformance import assembly, lowering
+from conformance.arch import Arch
+from conformance.case import Case
+from conformance.disk_cache import cache_dir, hold
+from conformance.errors import NotSupported
+from conformance.kernel import Kernel
+from conformance.registry import matrix
+from conformance.resources import beyond, unknown_limits, used
+from conformance.result import Result, Settings, blank_result, refusal
+from conformance.route import Failure, Lowered
+
+
+class Lanes:
+    """Takes cases on one absent architecture; remembers each configuration's way."""
+
+    def __init__(self, settings: Settings, arch: Arch, seconds: float) -> None:
+        self.settings = settings
+        self.arch = arch
+        self.seconds = seconds
+        self._known: dict[tuple[str, str], dict[str, Any]] = {}
+
+    def run(self, case: Case, kernel: Kernel) -> Result:
+        """The case's result, with the highest lane that it reached and why it went no further."""
+        blank = blank_result(case, kernel, self.settings, "pass")
+        reason = self._not_routed(case, kernel)
+        if reason:
+            return replace(blank, state="not-run", lane="route", message=reason)
+        refused = refusal(case, kernel)
+        if refused:
+            return replace(blank, state="not-run", lane="route", kind="refused", message=refused)
+        assert kernel.route is not None
+        try:
+            route = kernel.route(case.params, self.arch)
+        except NotSupported as error:
+            return replace(blank, state="not-run", lane="route", kind="refused", message=str(error))
+        blank = replace(blank, path=route.path, lane="route")
+        if kernel.lower is None or not route.config:
+            return replace(blank, stopped=f"nothing to lower: {kernel.name} compiles nothing of its own")
+        if not self.arch.target:
+            return replace(blank, stopped=f"not lowered: TileLang has no target for {self.arch.name}")
+        way = dict(self._way(case, kernel, route.config))
+        if "message" in way:
+            way["message"] = f"{case.id} on {kernel.name}: {way['message']}"
+        return replace(blank, **way)
+
+    def _way(self, case: Case, kernel: Kernel, config: str) -> dict[str, Any]:
+        key = kernel.name, config
+        if key not in self._known:
+            self._known[key] = self._compile(case, kernel, config)
+        return self._known[key]
+
+    def ahead(self, work: Iterable[tuple[Case, Kernel]]) -> list[Callable[[], None]]:
+        """One step for each configuration of these cases, which compiles it unless another worker is at it."""
+        found: dict[tuple[str, str], Callable[[], None]] = {}
+        for case, kernel in work:
+            if kernel.route is None or kernel.lower is None or not self.arch.target or self._not_routed(case, kernel):
+                continue
+            try:
+                config = kernel.route(case.params, self.arch).config
+            except Exception:  # what goes wrong here goes wrong again in the case, and is reported there
+                continue
+            found.setdefault((kernel.name, config), functools.partial(self._ahead, case, kernel, config))
+        return list(found.values())
+
+    def _ahead(self, case: Case, kernel: Kernel, config: str) -> None:
+        name = f"ahead {kernel.operator} {kernel.name} {config} {self.arch.name}"
+        with hold(cache_dir() / "locks", name, wait=False) as free:
+            if free:
+                self._way(case, kernel, config)
+
+    def _not_routed(self, case: Case, kernel: Kernel) -> str | None:
+        if self.arch.device not in kernel.devices:
+            return f"{kernel.name} runs on {' or '.join(kernel.devices)}"
+        wanted = matrix(case.operator).devices(case)
+        if wanted and self.arch.device not in wanted:
+            return f"{case.family} needs {' or '.join(wanted)}"
+        if kernel.route is None:
+            return f"{self.arch.name} is not here, and {kernel.name} says nothing of it (@kernel(route=...))"
+        return None
+
+    def _compile(self, case: Case, kernel: Kernel, config: str) -> dict[str, Any]:
+        """The fields of a result that all cases of one configuration share."""
+        lowered = lowering.lower(kernel, case.params, self.arch.name, config, self.seconds)
+        if isinstance(lowered, Failure):
+            return _failed(lowered, "route", f"lowering {config} for {self.arch.name}")
+        uses: dict[str, Any] = {"config": config, **used(lowered)}
+        too_much = beyond(uses, self.arch)
+        if too_much:
+            over = Failure("soft-error", f"{config} was lowered, but {too_much}")
+            return _failed(over, "lower", "limits") | {"resources": uses}
+        unknown = unknown_limits(self.arch)
+        if unknown:
+            uses["unknown_limits"] = list(unknown)
+        return self._assemble(lowered, uses)
+
+    def _assemble(self, lowered: Lowered, uses: dict[str, Any]) -> dict[str, Any]:
+        program, missing = assembly.assembler(lowered)
+        if missing:
+            return {"lane": "lower", "stopped": f"not assembled: {missing}", "resources": uses}
+        found = assembly.assemble(lowered, program, self.seconds)
+        if isinstance(found, Failure):
+            return _failed(found, "lower", f"assembling {uses['config']} for {self.arch.name}") | {"resources": uses}
+        uses |= found
+        uses["shared_bytes"] = max(uses["shared_bytes"], lowered.dynamic_shared + found.get("static_shared", 0))
+        too_much = beyond(uses, self.arch)
+        if too_much:
+            over = Failure("soft-error", f"{uses['config']} was assembled, but {too_much}")
+            return _failed(over, "assemble", "limits") | {"resources": uses}
+        stopped = f"not executed: {self.arch.name} is not here"
+        return {"lane": "assemble", "stopped": stopped, "resources": uses}
+
+
+def _failed(failure: Failure, lane: str, what: str) -> dict[str, Any]:
+    return {"state": "not-run" if failure.kind == "refused" else "error", "kind": failure.kind, "lane": lane,
+            "message": f"{what}: {failure.message}", "stopped": f"stopped by {failure.kind}"}

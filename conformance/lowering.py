@@ -1,0 +1,144 @@
+"""Generating a kernel's code for an architecture that need not be here, each time in a process that may die.
+
+A server process imports TileLang once and forks a child for each configuration: a compiler that aborts, exits or hangs
+takes the child with it and becomes a result. What was generated is kept on disk, keyed by the kernel's own source
+files, so that the next run has it at once; failures that need not repeat (signals, time limits) are not kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Mapping
+from dataclasses import asdict
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from conformance.disk_cache import cache_dir, hold
+from conformance.environment import version
+from conformance.errors import NotSupported
+from conformance.kernel import Kernel
+from conformance.registry import ROOT, arch, kernels, selector
+from conformance.route import Failure, Lowered
+
+_VERSION = 1  # of what is kept
+_SHOWN = 500  # characters of a compiler's message
+
+
+def lower(kernel: Kernel, params: Mapping[str, str], arch_name: str, config: str, seconds: float) -> Lowered | Failure:
+    """The code of one configuration, from disk or generated now within ``seconds`` (0 = no limit)."""
+    text = f"{_VERSION} {kernel.module} {kernel.name} {config} {arch_name} {version('tilelang')} {_sources(kernel)}"
+    key = hashlib.sha256(text.encode()).hexdigest()[:32]
+    kept = cache_dir() / "lowered" / f"{key}.json"
+    with hold(cache_dir() / "locks", key):
+        known = _read(kept)
+        if known is not None:
+            return known
+        found = _in_child(kernel, params, arch_name, seconds)
+        if isinstance(found, Lowered) or found.kind in ("refused", "refused-by-compiler"):
+            _write(kept, found)
+        return found
+
+
+def _sources(kernel: Kernel) -> str:
+    """A hash of the files that a kernel's code may come from: all Python files of its top package."""
+    top = sys.modules.get(kernel.module.partition(".")[0])
+    places = [Path(place) for place in getattr(top, "__path__", ())]
+    files = sorted(file for place in places for file in place.rglob("*.py"))
+    if not places and getattr(top, "__file__", None):
+        files = [Path(str(top.__file__))]  # type: ignore[union-attr]
+    digest = hashlib.sha256()
+    for file in files:
+        with contextlib.suppress(OSError):
+            digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _in_child(kernel: Kernel, params: Mapping[str, str], arch_name: str, seconds: float) -> Lowered | Failure:
+    context = multiprocessing.get_context("forkserver")
+    if importlib.util.find_spec("tilelang") is not None:
+        context.set_forkserver_preload(["tilelang"])
+    with tempfile.TemporaryDirectory(prefix="conformance-lower-") as folder:
+        answer, said = Path(folder) / "answer.json", Path(folder) / "output"
+        arguments = (kernel.operator, selector(kernel), kernel.name, dict(params), arch_name, str(answer), str(said))
+        process = context.Process(target=_child, args=arguments, daemon=True)
+        process.start()
+        process.join(seconds or None)
+        return _outcome(process, answer, said, seconds)
+
+
+def _outcome(process: BaseProcess, answer: Path, said: Path, seconds: float) -> Lowered | Failure:
+    output = said.read_text(encoding="utf-8", errors="replace") if said.exists() else ""
+    if process.is_alive():
+        process.kill()
+        process.join()
+        return Failure("hang", f"still lowering after {seconds:g} s; {_tail(output)}")
+    code = process.exitcode or 0
+    if code < 0:
+        name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+        return Failure("compiler-abort", f"the compiler ended by {name}: {_tail(output)}")
+    found = _read(answer)
+    if code or found is None:
+        return Failure("process-exit", f"the compiler's process ended with exit code {code}: {_tail(output)}")
+    errors = [line for line in output.splitlines() if "error:" in line.lower()]
+    if isinstance(found, Lowered) and errors:
+        return Failure("soft-error", f"lowering reported success and wrote: {errors[0][:_SHOWN]}")
+    return found
+
+
+def _tail(output: str) -> str:
+    lines = [line for line in output.splitlines() if line.strip()]
+    return " | ".join(lines[-3:])[-_SHOWN:] or "nothing was written"
+
+
+def _child(
+    operator: str, words: str, name: str, params: dict[str, str], arch_name: str, answer: str, said: str
+) -> None:
+    """Runs in the forked process: everything it prints goes to ``said``, its result to ``answer``."""
+    output = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.chdir(ROOT)
+    try:
+        kernel = next(k for k in kernels(operator, (words,)) if k.name == name)
+        assert kernel.lower is not None
+        found: Lowered | Failure = kernel.lower(params, arch(arch_name))
+    except NotSupported as reason:
+        found = Failure("refused", str(reason))
+    except Exception as error:
+        traceback.print_exc()
+        found = Failure("refused-by-compiler", f"{type(error).__name__}: {_first_line(error)}")
+    _write(Path(answer), found)
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), "")[:_SHOWN]
+
+
+def _write(path: Path, found: Lowered | Failure) -> None:
+    """Write whole or not at all; with a full disk the result is not kept."""
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(json.dumps(asdict(found)), encoding="utf-8")
+        os.replace(part, path)
+
+
+def _read(path: Path) -> Lowered | Failure | None:
+    """What `_write` left; None when it is not there, or damaged."""
+    try:
+        fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if "source" in fields:
+            return Lowered(**fields | {"includes": tuple(fields["includes"])})
+        return Failure(**fields)
+    except (OSError, ValueError, TypeError, KeyError):
+        return None

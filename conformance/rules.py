@@ -1,0 +1,91 @@
+"""Rules of expectation as a whole: none may be out of date, about nothing, or in conflict with another one."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from conformance.arch import Arch
+from conformance.arch_file import over
+from conformance.environment import version
+from conformance.errors import ConformanceError, unknown_name
+from conformance.expectation import Expectation, expected, matches
+from conformance.registry import kernels, matrices, operator
+
+Point = Mapping[str, str]
+SUBJECT = ("operator", "variant", "family", "kernel")  # what a rule may match beside a case's parameters
+
+
+class Governed(NamedTuple):
+    """A rule on one architecture, and how many points it matches."""
+
+    arch: str
+    rule: Expectation
+    points: int
+
+
+def every_point(words: Sequence[str] = ()) -> list[Point]:
+    """Everything that a rule can be about: each case of any tier on each kernel of this checkout, and on those that
+    ``words`` (of ``--kernels``) add. A rule is stale when it is about none of them, whatever a run selects."""
+    found: list[Point] = []
+    for of in matrices().values():
+        contract = operator(of.operator)
+        names = dict.fromkeys(kernel.name for kernel in (*kernels(of.operator), *kernels(of.operator, words)))
+        for case in of.plan(of.tier_names):
+            subject = {"operator": of.operator, "variant": contract.variant(case), "family": case.family}
+            found += [{**case.params, **subject, "kernel": name} for name in names]
+    return found
+
+
+def governed(rules: Sequence[Expectation], archs: Sequence[Arch], points: Iterable[Point]) -> list[Governed]:
+    """For each architecture and rule, the number of points that the rule matches there."""
+    keys = _keys(rules)
+    counted: dict[tuple[str, ...], int] = {}
+    for point in points:
+        reduced = tuple(point.get(key, "") for key in keys)
+        counted[reduced] = counted.get(reduced, 0) + 1
+    found = []
+    for arch in archs:
+        for rule in rules:
+            if rule.archs and arch.name not in rule.archs:
+                continue
+            count = sum(n for values, n in counted.items() if matches(rule, _point(keys, values), arch) is not False)
+            found.append(Governed(arch.name, rule, count))
+    return found
+
+
+def problems(arch: Arch, rules: Sequence[Expectation], points: Sequence[Point], today: datetime.date | None = None
+             ) -> list[str]:
+    """What is wrong with the rules of one architecture, over every point that there is (not only those of a run):
+    unknown keys, rules past their end, rules that match nothing, and points that two rules of one rank match."""
+    found = []
+    known = {*SUBJECT, *(key for point in points for key in point)}
+    versions = {name: text for name in ("tilelang", "torch") if (text := version(name))}
+    for rule in rules:
+        for key in rule.match:
+            if key not in known:
+                found.append(str(unknown_name(f"key in {rule.where}: match:", key, known)))
+        reason = over(rule, arch, today or datetime.date.today(), versions)
+        if reason:
+            found.append(f"{rule.where}: past its end (until = {rule.until!r}): {reason}; check it on {arch.name}, "
+                         "then remove the rule or move the date")
+    for entry in governed(rules, [arch], points):
+        if not entry.points:
+            found.append(f"{entry.rule.where}: stale: it matches no case on {arch.name}; remove or mend it")
+    keys = _keys(rules)
+    for values in {tuple(point.get(key, "") for key in keys) for point in points}:
+        try:
+            expected(rules, _point(keys, values), arch)
+        except ConformanceError as error:
+            found.append(f"ambiguous: {error}")
+    return list(dict.fromkeys(found))
+
+
+def _keys(rules: Iterable[Expectation]) -> tuple[str, ...]:
+    """The keys that any rule asks for: points that agree in them are the same to all rules."""
+    return tuple(dict.fromkeys(key for rule in rules for key in rule.match))
+
+
+def _point(keys: Sequence[str], values: Sequence[str]) -> Point:
+    return {key: value for key, value in zip(keys, values, strict=True) if value}
