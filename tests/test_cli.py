@@ -61,7 +61,7 @@ def test_list_by_operator_prints_ids_of_the_default_tiers(capsys):
     ("tier", "count"), [("official", 1152), ("full", 7489), ("benchmark", 144), ("smoke,benchmark", None)]
 )
 def test_count_is_one_integer(capsys, tier, count):
-    _, out, _ = run(capsys, "list", "--tier", tier, "--count")
+    _, out, _ = run(capsys, "list", "--operator", OPERATOR, "--tier", tier, "--count")
     assert int(out) == (count or len(matrix(OPERATOR).plan(tier.split(","))))
 
 
@@ -77,7 +77,7 @@ class _Named:
 
 
 def test_json_holds_every_field_and_all_tiers_of_a_case(capsys):
-    _, out, _ = run(capsys, "list", "--tier", "smoke", "--json")
+    _, out, _ = run(capsys, "list", "--operator", OPERATOR, "--tier", "smoke", "--json")
     cases = json.loads(out)
     assert len(cases) == 48
     assert set(cases[0]) == {"id", "operator", "family", "params", "tiers", "variant", "group", "devices"}
@@ -86,14 +86,15 @@ def test_json_holds_every_field_and_all_tiers_of_a_case(capsys):
 
 
 def test_json_of_exact_data_and_of_edge_cases(capsys):
-    cases = json.loads(run(capsys, "list", "--tier", "smoke,edge", "--data", "exact", "--json")[1])
+    words = ("list", "--operator", OPERATOR, "--tier", "smoke,edge", "--data", "exact", "--json")
+    cases = json.loads(run(capsys, *words)[1])
     assert all("data" in case["params"] for case in cases)
     assert {case["family"] for case in cases} == {None, *matrix(OPERATOR).families}
     assert {"official", "smoke"} <= set(cases[0]["tiers"])
 
 
 def test_coverage_of_smoke_is_measured(capsys):
-    code, out, _ = run(capsys, "list", "--coverage")
+    code, out, _ = run(capsys, "list", "--operator", OPERATOR, "--coverage")
     figures = {line.split()[0]: line.split() for line in out.splitlines() if "-way" in line}
     assert code == 0
     assert figures["2-way"][3] == "100.0"
@@ -103,7 +104,7 @@ def test_coverage_of_smoke_is_measured(capsys):
 
 
 def test_coverage_of_official_by_itself_is_complete(capsys):
-    _, out, _ = run(capsys, "list", "--coverage", "--tier", "official")
+    _, out, _ = run(capsys, "list", "--operator", OPERATOR, "--coverage", "--tier", "official")
     assert out.count("100.0 %") == 3
     assert "16, of which 16 of the 16" in out
 

@@ -250,8 +250,8 @@ def test_a_module_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_an_unknown_operator_lists_the_known_ones() -> None:
-    with pytest.raises(ConformanceError, match=r"unknown operator 'moe_reduce'\. Did you mean 'moe_reduce_fused'"):
-        operator("moe_reduce")
+    with pytest.raises(ConformanceError, match=r"unknown operator 'moe_reduce_fuse'\. Did you mean 'moe_reduce_fused'"):
+        operator("moe_reduce_fuse")
 
 
 def test_another_package_called_kernels_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,5 +277,5 @@ def test_a_module_brings_all_its_kernels_also_when_one_is_called_like_it(
 
 @pytest.mark.parametrize("name", ["../x", "a b", "no_such_thing"])
 def test_what_is_no_module_and_no_kernel_is_an_unknown_kernel(name: str) -> None:
-    with pytest.raises(ConformanceError, match=r"unknown kernel .* Known: h_tiled, per_token, vectorised"):
+    with pytest.raises(ConformanceError, match=r"unknown kernel .* Known: h_tiled, per_token, .*vectorised"):
         kernels(NAME, [name])

@@ -1,0 +1,141 @@
+"""The arguments of each case of moe_reduction: valid slots, how that is said, rows, and where poison stands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from conformance import routing, values
+from conformance.case import Case
+from conformance.errors import ConformanceError
+from conformance.formats import FORMATS
+from conformance.generate import integers
+from conformance.layouts import GAP, place
+from conformance.operator import Arguments, Call, Shared
+from references.moe_reduction.contract import MASKS, SOURCES, output, valid_slots
+
+_WIDE = {"fp32": 40, "bf16": 40, "fp16": 8}  # exponents that the rows of one token are moved apart by
+_REDUCED_TOKENS = 61  # in the tens, and no multiple of 32
+_POISON = (float("nan"), 30000.0)  # one that spreads and one that is finite in every format
+_OUTSIDE = (-1, -(1 << 31), (1 << 31) - 1)  # ids of masked slots that are no index; and E, the first past the end
+_NONZERO = {torch.uint8: (1, 2, 128, 255), torch.int32: (1, 2, 256, 1 << 16, -1, -(1 << 31))}  # all of them "valid"
+
+
+def tokens_expected(case: Case, sizes: str) -> int:
+    """T of a case: the published and model shapes are cut for a CPU, edge families are meant as they are."""
+    tokens = case.number("tokens")
+    return min(tokens, _REDUCED_TOKENS) if sizes == "reduced" and not case.family else tokens
+
+
+def memory(case: Case, sizes: str) -> int:
+    """Peak bytes of one case: part; per output element accumulator, fp64 sums, golden, two outputs, copies (40); and
+    the temporaries of chunks and of a PyTorch kernel."""
+    tokens, topk, hidden = tokens_expected(case, sizes), case.number("topk"), case.number("hidden")
+    part = tokens * topk * hidden * SOURCES[case.get("in")].itemsize
+    return part + tokens * hidden * 40 + (6 << 30 if tokens * hidden > 1 << 24 else 64 << 20)
+
+
+def inputs(case: Case, sizes: str, device: torch.device, shared: Shared) -> Call:
+    """The arguments of a case. The seed leaves out how validity is said, so that the cases which differ only in that
+    share rows and validity. Raises ConformanceError for a parameter that does not fit."""
+    source, mask = case.get("in"), case.get("mask", "none")
+    if source not in SOURCES or case.get("out", source) != source:
+        raise ConformanceError(f"case {case.id}: in:{source} out:{case.get('out')} is no dtype of the contract")
+    if mask not in MASKS:
+        raise ConformanceError(f"case {case.id}: mask:{mask} is none of {', '.join(MASKS)}")
+    tokens, topk, hidden = tokens_expected(case, sizes), case.number("topk"), case.number("hidden")
+    data, layout = case.get("data", "real"), case.get("layout", "contiguous")
+    all_strided = layout == "strided_all"
+    skip = ("mask", "ids", "values", "launch", "model")
+    seed = Case(case.operator, {k: v for k, v in case.params.items() if k not in skip}, case.family).seed & 0x7FFFFFFF
+    masked = mask != "none"
+    pattern = case.get("routing", "padding") if masked else "complete"  # "complete": every slot is valid
+
+    def build_part() -> tuple[Tensor, Tensor]:
+        drawn, _ = routing.pattern(pattern, tokens, topk, seed, device)
+        valid = drawn >= 0
+        slots = torch.arange(tokens * topk, device=device).view(tokens, topk)
+        return valid, _rows(source, data, torch.where(valid, slots, -1), hidden, layout, seed)
+
+    valid, part = shared.get(("part", seed, sizes, masked), build_part)
+
+    def placed(value: Tensor) -> Tensor:
+        return place(tuple(value.shape), value.dtype, device, "strided" if all_strided else "contiguous").copy_(value)
+
+    arguments: Arguments = {"part": part, "valid_mask": None, "topk_ids": None, "expert_mask": None}
+    plain = case.get("values", "one") == "one"
+    if mask == "valid":
+        arguments["valid_mask"] = placed(_true_values(valid, torch.uint8, plain, seed))
+    elif mask == "expert":
+        ids, local = _experts(valid, case.get("ids", "inside"), seed)
+        known = _true_values(local, torch.int32, plain, seed)
+        arguments["topk_ids"] = placed(ids)
+        arguments["expert_mask"] = placed(known[:, None])[:, 0] if all_strided else placed(known)
+    found = valid_slots(arguments)
+    assert not masked or (found is not None and torch.equal(found, valid)), f"{case.id}: the mask says something else"
+    form = replace(output(arguments, FORMATS[source].dtype), gap=GAP if all_strided else 0)
+    state = shared.get(("poison", seed, sizes, masked), dict[str, int])
+    regime = "exact" if data in values.EXACT else "real"
+    return Call(case, arguments, form, _poison(part, ~valid, state), regime, ~valid.any(dim=1))
+
+
+def _rows(source: str, data: str, slots: Tensor, hidden: int, layout: str, seed: int) -> Tensor:
+    """part [T, k, H] with its values, laid out as ``layout`` says. ``slots`` [T, k] are row numbers, -1 = masked."""
+    (tokens, topk), device = slots.shape, slots.device
+    part = place((tokens, topk, hidden), SOURCES[source], device, "strided" if layout == "strided_all" else layout)
+    flat = part if part.is_contiguous() else torch.empty_like(part, memory_format=torch.contiguous_format)
+    rows = flat.view(tokens * topk, hidden)
+    values.fill(rows, data, slots, seed)
+    if data == "wide":
+        wide = integers((tokens * topk,), -_WIDE[source], _WIDE[source] + 1, seed + 7, device)
+        rows *= torch.exp2(wide.float()).to(rows.dtype)[:, None]
+    return part if flat is part else part.copy_(flat)
+
+
+def _true_values(valid: Tensor, dtype: torch.dtype, plain: bool, seed: int) -> Tensor:
+    """0 where invalid; elsewhere 1, or one of the values that are as true as 1 and not equal to it."""
+    if plain:
+        return valid.to(dtype)
+    known = torch.tensor(_NONZERO[dtype], dtype=dtype, device=valid.device)
+    return torch.where(valid, known[integers(tuple(valid.shape), 0, len(known), seed + 5, valid.device)], 0)
+
+
+def _experts(valid: Tensor, kind: str, seed: int) -> tuple[Tensor, Tensor]:
+    """(topk_ids int32 [T, k], which experts are local, bool [E]) whose gather gives ``valid``.
+
+    ``kind``: "inside", distinct local experts for valid slots and distinct others for invalid ones, the last expert
+    local; "outside", ids of invalid slots lie outside [0, E); "same", all valid slots of a token take one expert.
+    """
+    (tokens, topk), device = valid.shape, valid.device
+    half = topk + 3
+    local = torch.zeros(2 * half, dtype=torch.bool, device=device)
+    order = torch.argsort(integers((2 * half - 1,), 0, 1 << 24, seed + 11, device), stable=True)
+    local[order[: half - 1]] = True
+    local[-1] = True
+    shift = integers((tokens, 1), 0, half, seed + 12, device)
+    pick = (torch.arange(topk, device=device) * (kind != "same") + shift) % half
+    ids = torch.where(valid, local.nonzero().flatten()[pick], (~local).nonzero().flatten()[pick])
+    if kind == "outside":
+        outside = torch.tensor((*_OUTSIDE, len(local)), device=device)
+        ids = torch.where(valid, ids, outside[integers((tokens, topk), 0, len(outside), seed + 13, device)])
+    elif kind not in ("inside", "same"):
+        raise ConformanceError(f"ids:{kind} is none of inside, outside, same")
+    return ids.to(torch.int32), local
+
+
+def _poison(part: Tensor, masked: Tensor, state: dict[str, int]) -> Callable[[int], None]:
+    """The call's ``set_poison``: the rows of masked slots, which no kernel of stage 2 has written.
+
+    ``state`` tells, over all calls that share part, which poison stands there. What stands already is not written
+    again, so that a kernel's own writes to these rows show in the checksum.
+    """
+
+    def set_poison(which: int) -> None:
+        if state.get("now") != which:
+            part[masked] = _POISON[which]
+            state["now"] = which
+
+    return set_poison
