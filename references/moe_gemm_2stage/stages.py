@@ -1,0 +1,136 @@
+"""The two stages in fp64 with error bounds. Tokens are independent: slice them to bound memory.
+
+Stage 1, of each routed (t, s) with e = ids[t, s], over H:
+    acc = sum x w1[e];  g, u = (acc sw) sx, first and second half of 2 I rows;  y = silu(g) u
+Stage 2, over I:
+    z = (acc sw) sa, times the routing weight where it is applied here
+    atomic: out[t] += round(z), k roundings in the output's format;  reduce: round(z) each, one fp32 sum, one cast
+
+Errors are those before the last cast, as `conformance.operator.OracleRows` has them: the comparison adds half an ULP.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from references.moe_gemm_2stage.bounds import Arithmetic, Bounded, U, dot_error, format_of, silu
+from references.moe_gemm_2stage.operands import Operand
+
+DOWEIGHT_STAGE1 = ("none", "after", "gate", "gate-and-up")
+
+
+@dataclass(frozen=True)
+class Routes:
+    """ids int32 [T, k]: expert of each slot, -1 = no local expert. weights fp32 [T, k]."""
+
+    ids: Tensor
+    weights: Tensor
+
+    @property
+    def valid(self) -> Tensor:
+        """bool [T, k]"""
+        return self.ids >= 0
+
+
+@dataclass(frozen=True)
+class Dot:
+    """Sums [T, k, N] of each slot's row with the rows of its expert: exact, of magnitudes, and of carried errors."""
+
+    total: Tensor
+    size: Tensor
+    carried: Tensor
+
+
+def dot(rows: Operand, weights: Operand, routes: Routes) -> Dot:
+    """rows [T, k, K] with weights [E, N, K]; 0 for slots without an expert."""
+    (tokens, topk), (_, width, _) = routes.ids.shape, weights.payload.shape
+    total = torch.zeros((tokens, topk, width), dtype=torch.float64, device=rows.payload.device)
+    size, carried = torch.zeros_like(total), torch.zeros_like(total)
+    left = rows.value()
+    for expert in routes.ids[routes.valid].unique().tolist():
+        here = routes.ids == expert
+        right = Operand(weights.payload[expert], None if weights.factors is None else weights.factors[expert]).value().T
+        total[here] = left[here] @ right
+        size[here] = left[here].abs() @ right.abs()
+        if rows.error is not None:
+            carried[here] = (rows.error[here] @ right.abs()).nan_to_num(nan=math.inf)  # infinity times 0
+    return Dot(total, size, carried)
+
+
+def scaled_sums(rows: Operand, weights: Operand, routes: Routes, arithmetic: Arithmetic) -> Bounded:
+    """[T, k, N]: (acc * scale of the output channel) * scale of the row."""
+    sums = dot(rows, weights, routes)
+    grouped = rows.factors is not None or weights.factors is not None
+    terms = rows.payload.shape[-1]
+    error = dot_error(sums.total.abs() + sums.carried, sums.size + sums.carried, terms, arithmetic, grouped)
+    found = Bounded(sums.total, error + sums.carried)
+    if weights.scale is not None:
+        found = found.times(weights.scale[routes.ids.clamp(min=0).long()])
+    if rows.scale is not None:
+        found = found.times(rows.scale[..., None])
+    return found
+
+
+def stage1(rows: Operand, w1: Operand, routes: Routes, doweight: str = "none", arithmetic: Arithmetic | None = None
+           ) -> Bounded:
+    """silu(gate) * up [T, k, I] before the cast; slots without an expert are never written, and 0 here.
+
+    doweight: where the routing weight w goes. "after": w * (silu(g) u), FlyDSL's reference and its old kernel. "gate":
+    silu(w g) u, FlyDSL HEAD's kernel. "gate-and-up": silu(w g) (w u), aiter. Raises ValueError for another one.
+    """
+    if doweight not in DOWEIGHT_STAGE1:
+        raise ValueError(f"doweight is {doweight!r}: one of {', '.join(DOWEIGHT_STAGE1)} is required")
+    both = scaled_sums(rows, w1, routes, arithmetic or Arithmetic())
+    half = both.value.shape[-1] // 2
+    gate = Bounded(both.value[..., :half], both.error[..., :half])
+    up = Bounded(both.value[..., half:], both.error[..., half:])
+    factor = routes.weights[..., None]
+    if doweight in ("gate", "gate-and-up"):
+        gate = gate.times(factor)
+    if doweight == "gate-and-up":
+        up = up.times(factor)
+    found = silu(gate).by(up)
+    return found.times(factor) if doweight == "after" else found
+
+
+def stage2(rows: Operand, w2: Operand, routes: Routes, doweight: bool = True, arithmetic: Arithmetic | None = None
+           ) -> Bounded:
+    """The terms z [T, k, H] before they are rounded; 0 for slots without an expert."""
+    found = scaled_sums(rows, w2, routes, arithmetic or Arithmetic())
+    return found.times(routes.weights[..., None]) if doweight else found
+
+
+def combine_atomic(terms: Bounded, routes: Routes, out: str) -> Bounded:
+    """[T, H] of terms that are rounded to ``out`` and added in ``out``, in any order.
+
+    With m slots that is m roundings of terms and m - 1 of sums (the first adds to 0). The last one is the comparison's
+    half ULP; the m - 2 others are bounded at the sum of magnitudes. Where partial sums may overflow, nothing is known.
+    """
+    form, valid = format_of(out), routes.valid[..., None]
+    size = terms.value.abs() + terms.error
+    of_terms = (terms.error + form.half_ulp(size)) * valid
+    count = valid.sum(dim=1)
+    reach = (size * valid).sum(dim=1) + of_terms.sum(dim=1)
+    error = of_terms.sum(dim=1) + (count - 2).clamp(min=0) * form.half_ulp(reach)
+    single = (terms.error * valid).sum(dim=1)  # one slot: its own rounding is the last one
+    error = torch.where(count > 1, error, single)
+    return Bounded((terms.value * valid).sum(dim=1), error.masked_fill(reach > form.maximum, math.inf))
+
+
+def combine_reduce(terms: Bounded, routes: Routes, out: str) -> Bounded:
+    """[T, H] of terms that are rounded to ``out`` each (f16, bf16), then summed in fp32. Raises ValueError for f32.
+    Where a term may overflow, nothing is known."""
+    if out == "f32":
+        raise ValueError("out is 'f32': partials are f16 or bf16 only")
+    form, valid = format_of(out), routes.valid[..., None]
+    size = terms.value.abs() + terms.error
+    of_terms = (terms.error + form.half_ulp(size)) * valid
+    count = valid.sum(dim=1)
+    additions = (count - 1).clamp(min=0) * U * ((size * valid).sum(dim=1) + of_terms.sum(dim=1))
+    error = of_terms.sum(dim=1) + additions * (1 + 2.0**-16)
+    overflow = (size * valid).amax(dim=1) > form.maximum
+    return Bounded((terms.value * valid).sum(dim=1), error.masked_fill(overflow, math.inf))
