@@ -404,6 +404,21 @@ def test_reduce_with_f32_is_refused() -> None:
         dtypes.check(MODES["a16w4"], "reduce", "bf16")
 
 
+def test_the_table_of_dtypes() -> None:
+    """Facts of the published table: what FlyDSL HEAD still takes, whose sums are integers, who reads by slot."""
+    def names(field: str) -> set[str]:
+        return {name for name, mode in MODES.items() if getattr(mode, field)}
+
+    assert names("head") == {"fp8", "int8", "int8smooth", "int4"}
+    assert names("integer") == {"int8", "int8smooth", "int4"}
+    assert names("slot_major") == {"int8smooth"}
+    with_scales = {name for name in MODES if sample(name).rows.scale is not None}
+    assert with_scales == {"fp8", "int8", "int8smooth", "int4"}
+    assert {name for name in MODES if sample(name).w1.scale is not None} == with_scales | {"int4_bf16"}
+    assert {name for name in MODES if sample(name).w1.factors is not None} == {
+        "int4_bf16_g32", "fp4", "a8w4", "a16w4", "a16wi4"}
+
+
 def test_golden_of_one_and_two_slots_is_the_same_in_both_modes() -> None:
     """0 + a is exact, and a + b is rounded once either way: why k <= 2 hides the order of atomics."""
     of = sample("fp8", "S")

@@ -1,0 +1,363 @@
+"""Lanes without hardware: route, lower and assemble, with compilers that abort, exit, hang, lie, or are missing."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from conformance import assembly, disk_cache, lowering
+from conformance.arch import Arch, Fact
+from conformance.disk_cache import hold
+from conformance.environment import ABSENT
+from conformance.expectation import Expectation
+from conformance.held import hold as held
+from conformance.kernel import _REGISTRY, Kernel
+from conformance.lanes import Lanes
+from conformance.registry import arch, kernels, matrix
+from conformance.resources import beyond, instructions, unknown_limits, used
+from conformance.result import Result, Settings
+from conformance.route import Failure, Lowered
+from kernels import tilelang_build
+
+OPERATOR = "moe_reduce_fused"
+CASES = matrix(OPERATOR).cases("smoke")
+needs_tilelang = pytest.mark.skipif(tilelang_build.missing("cpu") is not None, reason="TileLang cannot compile here")
+GFX = arch("gfx942")
+PRELUDE = """
+import os, sys, time
+from conformance import NotSupported, kernel
+from conformance.route import Lowered, Route
+
+def route(params, arch):
+    return Route(params["in"], f"one {params['in']}")
+"""
+MODULE = """
+def lower(params, arch):
+    {body}
+    return Lowered(arch.language, "gfx942", "__global__ void f() {{}}", {shared}, 16, {threads}, ())
+
+@kernel("moe_reduce_fused", route=route, lower=lower, native=("fp32", "bf16"))
+def {name}(x, out):
+    raise AssertionError("must not run")
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv(disk_cache.VARIABLE, str(tmp_path / "cache"))
+    disk_cache.cache_dir.cache_clear()
+    yield
+    disk_cache.cache_dir.cache_clear()
+
+
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Kernel]]:
+    """Writes a module of one kernel and imports it; afterwards the kernel is forgotten."""
+    monkeypatch.syspath_prepend(tmp_path)
+    before = dict(_REGISTRY)
+    names: list[str] = []
+
+    def make(body: str = "pass", shared: int = 0, threads: int = 64) -> Kernel:
+        name = f"lowers_{len(names)}_{tmp_path.name.replace('-', '_')}"
+        text = PRELUDE + MODULE.format(body=body, shared=shared, threads=threads, name=name)
+        (tmp_path / f"{name}.py").write_text(textwrap.dedent(text), encoding="utf-8")
+        names.append(name)
+        return kernels(OPERATOR, [name])[0]
+
+    yield make
+    _REGISTRY.clear()
+    _REGISTRY.update(before)
+    for name in names:
+        sys.modules.pop(name, None)
+
+
+def taken(kernel: Kernel, table: Arch = GFX, seconds: float = 60.0, case: int = 0) -> Result:
+    return Lanes(Settings(ABSENT, "official", table.name), table, seconds).run(CASES[case], kernel)
+
+
+# ---- lowering -------------------------------------------------------------------------------------------------------
+
+
+def test_a_kernel_that_lowers(made: Callable[..., Kernel], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assembly, "_find", lambda *names: "")
+    result = taken(made(shared=1000))
+    assert (result.state, result.lane, result.path) == ("pass", "lower", CASES[0].params["in"])
+    assert result.stopped == "not assembled: no assembler (hipcc is not found)"
+    assert result.resources is not None
+    assert (result.resources["shared_bytes"], result.resources["threads"]) == (1016, 64)
+
+
+@pytest.mark.parametrize(("body", "kind", "words"), [
+    ("os.abort()", "compiler-abort", "SIGABRT"),
+    ("print('LLVM ERROR: Cannot select', file=sys.stderr, flush=True); os.abort()", "compiler-abort", "Cannot select"),
+    ("os.kill(os.getpid(), 11)", "compiler-abort", "SIGSEGV"),
+    ("print('local memory exceeds limit', flush=True); os._exit(1)", "process-exit", "exceeds limit"),
+    ("sys.exit(3)", "process-exit", "exit code 3"),
+    ("raise RuntimeError('no layout for the fragment')", "refused-by-compiler", "RuntimeError: no layout"),
+    ("print('x: error: local memory (131072) exceeds limit (65536)', file=sys.stderr)", "soft-error", "131072"),
+])
+def test_how_a_compiler_may_end(made: Callable[..., Kernel], body: str, kind: str, words: str) -> None:
+    result = taken(made(body))
+    assert (result.state, result.kind, result.lane) == ("error", kind, "route")
+    assert words in result.message
+    assert f"{CASES[0].id} on {result.kernel}: lowering one " in result.message
+    assert "gfx942" in result.message
+
+
+def test_a_compiler_that_hangs_is_ended(made: Callable[..., Kernel]) -> None:
+    started = time.monotonic()
+    result = taken(made("time.sleep(300)"), seconds=1.0)
+    assert (result.state, result.kind) == ("error", "hang")
+    assert "after 1 s" in result.message
+    assert time.monotonic() - started < 60
+
+
+def test_a_kernel_that_refuses_while_lowering(made: Callable[..., Kernel]) -> None:
+    result = taken(made("raise NotSupported('needs wave 32')"))
+    assert (result.state, result.kind) == ("not-run", "refused")
+    assert "needs wave 32" in result.message
+
+
+@pytest.mark.parametrize(("shared", "threads", "words"), [
+    (65536 - 16, 1024, ""), (65536 - 15, 64, "65537 bytes of shared memory in a block, gfx942 has 65536"),
+    (0, 1025, "1025 threads in a block, gfx942 has 1024"),
+])
+def test_limits_of_the_architecture(made: Callable[..., Kernel], shared: int, threads: int, words: str) -> None:
+    result = taken(made(shared=shared, threads=threads))
+    assert (result.state == "pass") == (not words)
+    assert words in result.message
+    if words:
+        assert (result.kind, result.lane) == ("soft-error", "lower")
+        assert result.resources is not None  # the page shows them beside the limit
+
+
+def test_an_unknown_limit_limits_nothing_and_is_named(made: Callable[..., Kernel]) -> None:
+    bare = Arch("gfx942", language="hip", target={"kind": "hip", "mcpu": "gfx942"})
+    result = taken(made(shared=10**9), bare)
+    assert result.state == "pass"
+    assert result.resources is not None
+    assert result.resources["unknown_limits"] == list(unknown_limits(bare)) == ["shared_bytes", "threads"]
+
+
+def test_one_configuration_is_lowered_once_and_kept(made: Callable[..., Kernel], tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    kernel = made(f"open({str(log)!r}, 'a').write('x')")
+    lanes = Lanes(Settings(ABSENT, "official", "gfx942"), GFX, 60.0)
+    fp32 = [case for case in CASES if case.params["in"] == "fp32"]
+    assert {lanes.run(case, kernel).lane for case in fp32[:9]} == {"lower"}
+    assert taken(kernel, case=CASES.index(fp32[0])).lane == "lower"  # another process would find it on disk as well
+    assert log.read_text() == "x"
+
+
+def test_a_damaged_entry_of_the_cache_is_made_again(made: Callable[..., Kernel]) -> None:
+    kernel = made()
+    assert taken(kernel).lane == "lower"
+    (entry,) = (disk_cache.cache_dir() / "lowered").glob("*.json")
+    whole = entry.read_text()
+    for damage in ("", whole[:40], "{}", '{"source": "x"}'):
+        entry.write_text(damage)
+        assert taken(kernel).lane == "lower"
+        assert entry.read_text() == whole
+
+
+def test_an_abort_is_not_kept(made: Callable[..., Kernel], tmp_path: Path) -> None:
+    flag = tmp_path / "worse"
+    kernel = made(f"os.path.exists({str(flag)!r}) and os.abort()")
+    flag.touch()
+    assert taken(kernel).kind == "compiler-abort"
+    flag.unlink()
+    assert taken(kernel).lane == "lower"
+
+
+def test_configurations_ahead(made: Callable[..., Kernel]) -> None:
+    kernel = made()
+    lanes = Lanes(Settings(ABSENT, "official", "gfx942"), GFX, 60.0)
+    steps = lanes.ahead((case, kernel) for case in CASES)
+    assert len(steps) == 2  # one for each dtype of x
+    with hold(disk_cache.cache_dir() / "locks", f"ahead {OPERATOR} {kernel.name} one fp32 gfx942"):
+        for step in steps:
+            step()
+    assert len(list((disk_cache.cache_dir() / "lowered").glob("*.json"))) == 1  # the other one is another worker's
+
+
+# ---- no further than it goes ----------------------------------------------------------------------------------------
+
+
+def test_a_kernel_without_a_route_is_not_run_and_says_so() -> None:
+    silent = Kernel("silent", OPERATOR, lambda x, out: None, "published")
+    result = taken(silent)
+    assert (result.state, result.lane) == ("not-run", "route")
+    assert "says nothing" in result.message and "route=" in result.message
+
+
+def test_an_architecture_without_a_target_is_routed_only(made: Callable[..., Kernel]) -> None:
+    result = taken(made(), arch("c500"))
+    assert (result.state, result.lane, result.stopped) == (
+        "pass", "route", "not lowered: TileLang has no target for c500")
+
+
+def test_plain_pytorch_has_nothing_to_lower() -> None:
+    result = taken(kernels(OPERATOR, ["vectorised"])[0])
+    assert (result.state, result.lane) == ("pass", "route")
+    assert result.stopped.startswith("nothing to lower")
+
+
+def test_what_runs_on_the_cpu_only_is_not_routed_to_a_gpu() -> None:
+    result = taken(Kernel("local", OPERATOR, lambda x, out: None, "published", devices=("cpu",)))
+    assert (result.state, result.message) == ("not-run", "local runs on cpu")
+
+
+# ---- the state of a failure that was declared -----------------------------------------------------------------------
+
+DECLARED = Expectation("known-failure", failure="compiler-abort", signature="SIGABRT", lane="lower", match={},
+                       reason="the intrinsic is missing", where="f.toml:1")
+
+
+def test_a_declared_abort_is_expected_and_its_absence_fails(made: Callable[..., Kernel]) -> None:
+    bad, good = made("os.abort()"), made()
+    result = held(taken(bad), bad, GFX, [DECLARED])
+    assert (result.state, result.kind) == ("expected", "compiler-abort")
+    assert "the intrinsic is missing" in result.message
+    result = held(taken(good), good, GFX, [DECLARED])
+    assert (result.state, result.kind) == ("fail", "unexpected-pass")
+    assert "f.toml:1" in result.message
+    exits = made("os._exit(1)")
+    result = held(taken(exits), exits, GFX, [DECLARED])
+    assert (result.state, result.kind) == ("error", "other-failure")
+
+
+def test_a_fallback_that_nothing_declares(made: Callable[..., Kernel]) -> None:
+    kernel = made()
+    result = taken(kernel)
+    strict = Kernel(kernel.name, OPERATOR, kernel.function, "published", route=kernel.route, lower=kernel.lower)
+    found = held(result, strict, GFX, ())
+    assert (found.state, found.kind) == ("fail", "silent-fallback")
+    assert "@kernel(native=...)" in found.message
+    assert held(result, kernel, GFX, ()).state == "pass"
+
+
+# ---- assembling -----------------------------------------------------------------------------------------------------
+
+CODE = Lowered("cuda", "sm_90a", "// code", 1024, 0, 128)
+
+
+@pytest.fixture
+def nvcc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+    """Puts an nvcc that is a shell script on an otherwise empty PATH."""
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.delenv(name, raising=False)
+
+    def put(body: str) -> str:
+        folder = tmp_path / f"bin{len(list(tmp_path.glob('bin*')))}"
+        folder.mkdir()
+        file = folder / "nvcc"
+        file.write_text('#!/bin/sh\ncase "$1" in --list-gpu-code) echo sm_80 sm_90;; --version) echo $0;; '
+                        f"*) {body};; esac\n")
+        file.chmod(file.stat().st_mode | stat.S_IXUSR)
+        monkeypatch.setenv("PATH", f"{folder}:/bin:/usr/bin" if os.path.exists("/bin/sh") else str(folder))
+        return str(file)
+
+    return put
+
+
+def test_what_the_assembler_says_is_read(nvcc: Callable[[str], str]) -> None:
+    program = nvcc('echo "ptxas info : 8 bytes stack frame, 12 bytes spill stores, 4 bytes spill loads" >&2; '
+                   'echo "ptxas info : Used 71 registers, 48 bytes smem, 400 bytes cmem[0]" >&2')
+    assert assembly.assembler(CODE) == (program, "")
+    assert assembly.assemble(CODE, program, 30.0) == {"registers": 71, "spill_bytes": 12, "static_shared": 48}
+
+
+@pytest.mark.parametrize(("body", "kind", "words"), [
+    ("echo \"k.cu(3): error: too much shared data\" >&2; exit 2", "refused-by-compiler", "too much shared data"),
+    ("kill -ABRT $$", "compiler-abort", "signal 6"),
+    ("exec sleep 60", "hang", "after 1 s"),
+])
+def test_an_assembler_that_fails(nvcc: Callable[[str], str], body: str, kind: str, words: str) -> None:
+    found = assembly.assemble(CODE, nvcc(body), 1.0)
+    assert isinstance(found, Failure)
+    assert found.kind == kind
+    assert words in found.message
+
+
+def test_no_assembler_is_no_pass(nvcc: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> None:
+    nvcc("exit 0")
+    newer = Lowered("cuda", "sm_120a", "// code", 0, 0, 1)
+    assert assembly.assembler(newer) == ("", "nvcc does not know sm_120a")
+    monkeypatch.setattr(assembly, "_find", lambda *names: "")
+    assert assembly.assembler(CODE) == ("", "no assembler (nvcc is not found)")
+    assert assembly.assembler(Lowered("hip", "gfx942", "", 0, 0, 1)) == ("", "no assembler (hipcc is not found)")
+
+
+def test_assembled_code_is_kept_for_one_assembler(nvcc: Callable[[str], str]) -> None:
+    first = assembly.assemble(CODE, nvcc('echo "Used 10 registers"'), 30.0)
+    assert first == {"registers": 10}
+    assert assembly.assemble(CODE, nvcc('echo "Used 20 registers"'), 30.0) == {"registers": 20}  # another version
+    (entry, _) = sorted((disk_cache.cache_dir() / "assembled").glob("*.json"))
+    entry.write_text("damaged")
+    assert isinstance(assembly.assemble(CODE, nvcc('echo "Used 30 registers"'), 30.0), dict)
+
+
+# ---- what code uses -------------------------------------------------------------------------------------------------
+
+
+def lowered_gemm(name: str) -> Lowered:
+    """A small TileLang GEMM with a pipeline and an atomic epilogue, lowered here and now."""
+    from kernels import tilelang_lower
+    from lowered_gemm import program
+
+    return tilelang_lower.lower(program, arch(name))
+
+
+@needs_tilelang
+@pytest.mark.parametrize(("name", "found", "missing"), [
+    ("sm_80", {"mma.sync", "cp.async", "ldmatrix"}, {"wgmma", "TMA", "mfma"}),
+    ("sm_90", {"wgmma", "TMA"}, {"mma.sync", "mfma", "cp.async"}),
+    ("gfx942", {"mfma"}, {"wgmma", "TMA", "mma.sync"}),
+])
+def test_instructions_of_real_code(name: str, found: set[str], missing: set[str]) -> None:
+    code = lowered_gemm(name)
+    names = set(instructions(code.source))
+    assert found <= names
+    assert not missing & names
+    assert "atomic add" in names or "packed atomic add" in names
+    uses = used(code)
+    assert uses["shared_bytes"] >= 2 * 2 * 64 * 32  # two tiles of bf16
+    assert uses["threads"] in (128, 256)
+    assert beyond(uses, arch(name)) is None
+
+
+@needs_tilelang
+@pytest.mark.parametrize("name", ["sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120", "gfx942", "gfx950"])
+def test_our_kernels_lower_for_every_architecture(name: str) -> None:
+    e4m3 = next(case for case in CASES if case.params["out"] == "e4m3")
+    for kernel in kernels(OPERATOR, ["h_tiled", "per_token"]):
+        assert kernel.lower is not None and kernel.route is not None
+        code = kernel.lower(e4m3.params, arch(name))
+        converted = "fp8 conversion" in instructions(code.source)
+        assert converted == (not kernel.route(e4m3.params, arch(name)).path.endswith("/bits"))
+        assert "fused multiply-add" in instructions(code.source)
+
+
+def test_the_lowest_of_all_is_enough_for_a_fact() -> None:
+    table = Arch("x", facts={"shared_bytes": Fact(100, "s"), "threads": Fact(32, "s")})
+    both = beyond({"shared_bytes": 101, "threads": 33}, table)
+    assert both is not None and "shared memory" in both and "threads" in both
+    assert lowering._first_line(ValueError("\n\n  what it is\nmore")) == "what it is"
+
+
+def test_a_lock_is_free_again_after_its_holder(tmp_path: Path) -> None:
+    with hold(tmp_path, "one") as first, hold(tmp_path, "one", wait=False) as second:
+        assert (first, second) == (True, False)
+    with hold(tmp_path, "one", wait=False) as third:
+        assert third is True
+
+
+def test_results_carry_their_lane_into_the_records() -> None:
+    fields = taken(kernels(OPERATOR, ["vectorised"])[0]).record()
+    assert {"lane", "stopped", "expected", "resources", "path"} <= set(fields)
