@@ -19,6 +19,30 @@ from conformance.result import Result, Settings, blank_result, refusal
 from conformance.route import Failure, Lowered
 
 
+def would_take(case: Case, kernel: Kernel, arch: Arch) -> str:
+    """In words: the path that a case would take on an architecture that is not here, or why none."""
+    reason = not_routed(case, kernel, arch) or refusal(case, kernel)
+    if reason:
+        return f"not run: {reason}"
+    assert kernel.route is not None
+    try:
+        return f"not here; it would take the path {kernel.route(case.params, arch).path}"
+    except NotSupported as error:
+        return f"refused: {error}"
+
+
+def not_routed(case: Case, kernel: Kernel, arch: Arch) -> str | None:
+    """Why nothing can be said of the case on this kernel and architecture, or None."""
+    if arch.device not in kernel.devices:
+        return f"{kernel.name} runs on {' or '.join(kernel.devices)}"
+    wanted = matrix(case.operator).devices(case)
+    if wanted and arch.device not in wanted:
+        return f"{case.family} needs {' or '.join(wanted)}"
+    if kernel.route is None:
+        return f"{arch.name} is not here, and {kernel.name} says nothing of it (@kernel(route=...))"
+    return None
+
+
 class Lanes:
     """Takes cases on one absent architecture; remembers each configuration's way."""
 
@@ -31,7 +55,7 @@ class Lanes:
     def run(self, case: Case, kernel: Kernel) -> Result:
         """The case's result, with the highest lane that it reached and why it went no further."""
         blank = blank_result(case, kernel, self.settings, "pass")
-        reason = self._not_routed(case, kernel)
+        reason = not_routed(case, kernel, self.arch)
         if reason:
             return replace(blank, state="not-run", lane="route", message=reason)
         refused = refusal(case, kernel)
@@ -62,8 +86,9 @@ class Lanes:
         """One step for each configuration of these cases, which compiles it unless another worker is at it."""
         found: dict[tuple[str, str], Callable[[], None]] = {}
         for case, kernel in work:
-            if kernel.route is None or kernel.lower is None or not self.arch.target or self._not_routed(case, kernel):
+            if not_routed(case, kernel, self.arch) or kernel.lower is None or not self.arch.target:
                 continue
+            assert kernel.route is not None
             try:
                 config = kernel.route(case.params, self.arch).config
             except Exception:  # what goes wrong here goes wrong again in the case, and is reported there
@@ -76,16 +101,6 @@ class Lanes:
         with hold(cache_dir() / "locks", name, wait=False) as free:
             if free:
                 self._way(case, kernel, config)
-
-    def _not_routed(self, case: Case, kernel: Kernel) -> str | None:
-        if self.arch.device not in kernel.devices:
-            return f"{kernel.name} runs on {' or '.join(kernel.devices)}"
-        wanted = matrix(case.operator).devices(case)
-        if wanted and self.arch.device not in wanted:
-            return f"{case.family} needs {' or '.join(wanted)}"
-        if kernel.route is None:
-            return f"{self.arch.name} is not here, and {kernel.name} says nothing of it (@kernel(route=...))"
-        return None
 
     def _compile(self, case: Case, kernel: Kernel, config: str) -> dict[str, Any]:
         """The fields of a result that all cases of one configuration share."""

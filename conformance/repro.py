@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from conformance.case import Case
+from conformance.environment import ABSENT
 from conformance.errors import ConformanceError
 from conformance.guards import checksum
 from conformance.judge import torch_device
@@ -36,6 +37,8 @@ def repro(text: str, selection: Selection, kernel_name: str | None, target: Path
         raise ConformanceError(f"repro takes one architecture, not {len(runs)}: --arch {runs[0].arch}")
     settings = runs[0]
     if target is not None:
+        if settings.device == ABSENT:
+            raise ConformanceError(f"{settings.arch} is not here: a file can only repeat what is executed")
         if len(chosen) != 1:
             known = ", ".join(kernel.name for kernel in chosen)
             raise ConformanceError(f"a file reproduces one kernel: give --kernel NAME (here: {known})")
@@ -43,7 +46,7 @@ def repro(text: str, selection: Selection, kernel_name: str | None, target: Path
         print(f"wrote {target}: run it with 'python {target}'", file=sys.stderr)
     print(pytest_line(wanted.case, chosen, settings))
     for kernel in chosen:
-        if reason := why_not_run(wanted.case, kernel, settings):
+        if settings.device != ABSENT and (reason := why_not_run(wanted.case, kernel, settings)):
             print(f"note: {kernel.name} does not run this case here: {reason}", file=sys.stderr)
 
 

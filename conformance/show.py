@@ -11,12 +11,14 @@ from torch import Tensor
 
 from conformance.case import Case
 from conformance.console import amount, print_fields, print_table
-from conformance.environment import archs_here
+from conformance.environment import ABSENT, archs_here
 from conformance.formats import format_of
 from conformance.kernel import Kernel
+from conformance.lanes import would_take
 from conformance.lookup import find_case, find_kernels, pytest_line, settings_of
 from conformance.operator import Call, Operator
 from conformance.options import SIZES, Selection
+from conformance.registry import arch as table_of
 from conformance.registry import matrix, operator
 from conformance.result import Settings, why_not_run
 from conformance.shapes import call_form
@@ -68,6 +70,9 @@ def _print_kernels(
     rows: list[tuple[str, str, str, str]] = []
     takes: list[tuple[Settings, Kernel]] = []
     for settings in runs:
+        if settings.device == ABSENT:
+            rows += [(k.name, settings.arch, k.promise, would_take(case, k, table_of(settings.arch))) for k in chosen]
+            continue
         reasons = [(kernel, why_not_run(case, kernel, settings)) for kernel in chosen]
         rows += [(k.name, settings.arch, k.promise, f"not run: {why}" if why else "takes it") for k, why in reasons]
         takes += [(settings, kernel) for kernel, why in reasons if why is None]

@@ -69,7 +69,8 @@ def load(label: str, target: str, trace: Callable[[], Any], wait: bool = True) -
 
     label: names kernel and specialisation, unique per traced program. target: "c", or "cuda" or "hip" (the current
     device's architecture). trace: builds the TileLang program; called only when the kernel is not in memory. With
-    ``wait`` false the answer is None if another process is compiling this kernel at the moment. Raises KernelBuildError.
+    ``wait`` false the answer is None if another process is compiling this kernel at the moment. Raises
+    KernelBuildError.
     """
     where = target if target == "c" else f"{target} {gpu_arch()}"
     kernel = _ready.get((label, where))

@@ -32,7 +32,8 @@ routed("refuses", "refused")
 
 def rules(folder: Path, *entries: str) -> str:
     """``--expectations`` for a file of rules, each given by its distinguishing lines."""
-    common = 'arch = ["gfx942", "cpu"]\nreason = "measured"\nsource = "here"\nsince = "2026-11-29"\nuntil = "2099-01-01"\n'
+    common = ('arch = ["gfx942", "cpu"]\nreason = "measured"\nsource = "here"\nsince = "2026-11-29"\n'
+              'until = "2099-01-01"\n')
     file = folder / "rules.toml"
     file.write_text("".join(f"[[expect]]\n{entry}\n{common}" for entry in entries), encoding="utf-8")
     return f"--expectations={file}"

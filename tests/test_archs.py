@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from conformance import environment
+
+from conformance import cli, environment
 from conformance.arch import FACTS, Arch, Fact
 from conformance.arch_file import read_arch
 from conformance.environment import ABSENT, arch_name, chosen_archs
@@ -26,7 +27,7 @@ OPERATORS = sorted(matrices())
 
 
 def test_every_architecture_has_a_table_and_every_fact_a_source() -> None:
-    assert NAMES <= set(archs())
+    assert set(archs()) >= NAMES
     for table in archs().values():
         assert table.facts, table.name
         assert all(len(fact.source) > 10 for fact in table.facts.values())
@@ -94,7 +95,7 @@ def test_architectures_that_are_not_here_can_be_chosen(monkeypatch: pytest.Monke
     everything = chosen_archs(("all",))
     assert everything.keys() >= NAMES
     assert {name for name, device in everything.items() if device != ABSENT} == {"sm_90", "cpu"}
-    with pytest.raises(ConformanceError, match="unknown architecture 'gfx943'.*Did you mean 'gfx94"):
+    with pytest.raises(ConformanceError, match=r"unknown architecture 'gfx943'.*Did you mean 'gfx94"):
         chosen_archs(("gfx943",))
 
 
@@ -158,6 +159,17 @@ def test_each_route_is_the_declared_one(of: str, kernel: Kernel, name: str) -> N
 
 def test_every_kernel_of_this_checkout_has_a_route() -> None:
     assert [kernel.name for of in OPERATORS for kernel in kernels(of) if kernel.route is None] == []
+
+
+def test_show_and_repro_say_what_can_be_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    case = next(case for case in matrix("moe_reduce_fused").cases("smoke") if case.params["out"] == "e4m3").id
+    assert cli.main(["show", case, "--arch", "gfx942", "--kernels", "h_tiled"]) == 0
+    assert "not here; it would take the path h_tiled/bits" in capsys.readouterr().out
+    assert cli.main(["repro", case, "--arch", "gfx942", "--kernel", "h_tiled"]) == 0
+    assert capsys.readouterr().out.rstrip().endswith("--sizes official --arch gfx942")
+    words = ["repro", case, "--arch", "gfx942", "--kernel", "h_tiled", "--write", str(tmp_path / "x.py")]
+    assert cli.main(words) == 2
+    assert "gfx942 is not here" in capsys.readouterr().err
 
 
 def test_configurations_are_named_by_all_that_is_compiled_in() -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from conformance.arch import Arch, Fact
 from conformance.arch_file import over, read_rules_file
 from conformance.errors import ConformanceError

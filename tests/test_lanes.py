@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
 from conformance import assembly, disk_cache, lowering
 from conformance.arch import Arch, Fact
 from conformance.disk_cache import hold
@@ -308,8 +309,9 @@ def test_assembled_code_is_kept_for_one_assembler(nvcc: Callable[[str], str]) ->
 
 def lowered_gemm(name: str) -> Lowered:
     """A small TileLang GEMM with a pipeline and an atomic epilogue, lowered here and now."""
-    from kernels import tilelang_lower
     from lowered_gemm import program
+
+    from kernels import tilelang_lower
 
     return tilelang_lower.lower(program, arch(name))
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from conformance import cli, proposal
 from conformance.errors import ConformanceError
 from conformance.proposal import propose
@@ -73,8 +74,8 @@ def test_a_rule_that_all_its_cases_contradict_is_taken_out(checkout: Path) -> No
 
 def test_a_rule_that_some_contradict_is_narrowed_to_the_others(checkout: Path) -> None:
     diff, remarks = propose(records(
-        checkout, result("unexpected-native", "k", out="e4m3", hidden="1"), result(None, "slow", out="e4m3", hidden="2"),
-        result(None, "slow", out="e4m3", hidden="4")))
+        checkout, result("unexpected-native", "k", out="e4m3", hidden="1"),
+        result(None, "slow", out="e4m3", hidden="2"), result(None, "slow", out="e4m3", hidden="4")))
     assert remarks == []
     assert '+match = { kernel = "k", out = "e4m3", hidden = ["2", "4"] }' in diff
     assert diff.count("\n-") == 1

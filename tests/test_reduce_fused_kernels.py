@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from conformance import Kernel
-from kernels import bits, tilelang_build
+from conformance.registry import arch
+from kernels import bits, tilelang_build, tilelang_lower
 from kernels.dialect import Dialect, form_of, options
 from kernels.reduce_fused import h_tiled, per_token, vectorised
 from kernels.reduce_fused.launch import launch
@@ -464,7 +465,7 @@ def test_cuda_source(kernel: Kernel, source: str, result: str) -> None:
         program = partial(h_tiled.build, h_tiled.specialise("cuda", 512, 8, 7168, source, result))
     else:
         program = partial(per_token.build, per_token.specialise("cuda", source, result))
-    text = tilelang_build.cuda_source(program)
+    text = tilelang_lower.lower(program, arch("sm_90")).source
     vector = "float4" if source == "fp32" else "uint4"
     assert f"= *({vector}*)(x + " in text
     assert "((int64_t)row[" in text and "* ((int64_t)chunks)" in text

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from conformance import cli
 from conformance.errors import ConformanceError
 from conformance.registry import arch, rule_set_file

@@ -19,11 +19,13 @@ from pathlib import Path
 
 import pytest
 
+from conformance import disk_cache
 from kernels import tilelang_build
 
 ROOT = Path(__file__).resolve().parent.parent
 CHILD = """
 import sys, torch
+from conformance import disk_cache
 from kernels import tilelang_build
 
 def trace():
@@ -172,7 +174,7 @@ def test_a_file_system_without_locks_costs_time_only(tmp_path: Path, monkeypatch
         raise OSError(95, "Operation not supported")
 
     monkeypatch.setenv("TILELANG_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(tilelang_build.fcntl, "flock", refuse)
+    monkeypatch.setattr(disk_cache.fcntl, "flock", refuse)
     monkeypatch.setattr(tilelang_build, "_ready", {})
     monkeypatch.setattr(tilelang_build, "_compile", lambda *_: "kernel")
     assert tilelang_build.load("held", "c", lambda: None) == "kernel"  # type: ignore[comparison-overlap]
