@@ -1,4 +1,4 @@
-"""The command line beside pytest: ``conformance list | show | repro | report``, also as ``python -m conformance``.
+"""The command line beside pytest: ``conformance list | show | repro | ...``, also as ``python -m conformance``.
 
 Each subcommand imports what it needs when it runs: listing ids or counts imports no torch.
 """
@@ -22,8 +22,9 @@ OK, FAILED, USAGE, INTERRUPTED, NO_READER = 0, 1, 2, 130, 141
 
 _EPILOG = """\
 exit codes:
-  0    done; for 'report': the records are whole and hold no failure
-  1    'report' only: the records hold failures or problems, or the run never ended
+  0    done; for 'report': the records are whole and hold no failure; for 'zoo': every mutant is killed
+  1    'report': the records hold failures or problems, or the run never ended; 'zoo': a mutant survives, was not
+       shown to differ from its twin, or a control is flagged
   2    wrong usage: unknown name, option or case, unreadable or unwritable file
   130  interrupted        141  the reader of a pipe went away
 
@@ -44,8 +45,20 @@ and kernel, and shows the elements that differ. That file exits with 0 when the 
 does not, 2 when the case cannot run.
 """
 _REPORT = """\
-Reads records (reports/ARCH.jsonl), writes ARCH.html and ARCH.md and prints their paths. Exit code 1 when the records
-hold failures or problems, or have no end line because the run was killed.
+Reads records (reports/ARCH.jsonl), writes ARCH.html and ARCH.md and prints their paths; for several record files also
+an overview, index.html. Exit code 1 when the records hold failures or problems, or have no end line because the run
+was killed.
+"""
+_RULES = """\
+Prints every rule of expectation (matrices/archs/*.toml, --expectations FILE) with the number of cases it governs, and
+what is wrong with them: stale, ambiguous, past their end. --update RECORDS prints a unified diff that would make the
+rules agree with a run, to be read and applied by a person: it removes and narrows, and never widens. Exit code 1 when
+something is wrong with the rules, or when there is something to change.
+"""
+
+_ZOO = """\
+Runs tiers (default: smoke,edge) on kernels that are wrong on purpose and on their right twins, through pytest. Prints
+which check kills which mutant and, last, "killed N/N". Records, log, kill matrix (JSON) and page go below --out.
 """
 
 
@@ -114,9 +127,18 @@ def _parser() -> argparse.ArgumentParser:
     repro.add_argument("--write", metavar="FILE", type=Path, help="write the Python file; needs one kernel")
     options.add_to_argparse(repro, but=("--operator", "--tier", "--case"))
 
-    report = add("report", "make the HTML and Markdown pages of a record file again", _report, _REPORT)
-    report.add_argument("records", metavar="RECORDS", type=Path, help="record file of a run, JSON lines")
-    report.add_argument("--out", metavar="DIR", type=Path, help="where the pages go (default: beside RECORDS)")
+    report = add("report", "make the HTML and Markdown pages of record files again", _report, _REPORT)
+    report.add_argument("records", metavar="RECORDS", type=Path, nargs="+", help="record files of runs, JSON lines")
+    report.add_argument("--out", metavar="DIR", type=Path, help="where the pages go (default: beside the first)")
+
+    rules = add("expectations", "rules per architecture: what governs what, and what to change", _expectations, _RULES)
+    rules.add_argument("--update", metavar="RECORDS", type=Path, help="propose changes that a run asks for, as a diff")
+    rules.add_argument("--rule-set", metavar="NAME", help="a published kernel's rules, over its own cells")
+    options.add_to_argparse(rules, but=("--tier", "--sizes", "--data", "--case"))
+
+    zoo = add("zoo", "prove that the suite sees faults: run the mutants", _zoo, _ZOO)
+    zoo.add_argument("--out", metavar="DIR", type=Path, help="where everything goes (default: reports/zoo)")
+    options.add_to_argparse(zoo, but=("--kernels", "--case"))
     return parser
 
 
@@ -170,16 +192,35 @@ def _report(args: argparse.Namespace) -> int:
     except ImportError as error:
         raise ConformanceError(f"pages cannot be made here: {error} (pip install jinja2)") from None
     try:
-        records = reports.read_records(args.records)
-        pages = reports.write_report(args.records, args.out or args.records.parent)
+        out = args.out or args.records[0].parent
+        read = {path: reports.read_records(path) for path in args.records}
+        pages = [page for path in args.records for page in reports.write_report(path, out)]
+        pages += reports.write_overview(args.records, out)
     except reports.ReportError as error:
         raise ConformanceError(str(error)) from None
     for page in pages:
         print(page)
-    found = _complaints(records)
+    found = [f"{path}: {complaint}" for path, records in read.items() for complaint in _complaints(records)]
     for complaint in found:
-        print(f"{args.records}: {complaint}", file=sys.stderr)
+        print(complaint, file=sys.stderr)
     return FAILED if found else OK
+
+
+def _expectations(args: argparse.Namespace) -> int:
+    from conformance import expectations
+
+    selection = _select(args)
+    if args.rule_set:
+        return OK if expectations.print_rule_set(args.rule_set, selection.archs) else FAILED
+    if args.update:
+        return OK if expectations.print_update(args.update, selection) else FAILED
+    return OK if expectations.print_rules(selection) else FAILED
+
+
+def _zoo(args: argparse.Namespace) -> int:
+    from conformance.zoo import zoo
+
+    return OK if zoo(_select(args), args.out) else FAILED
 
 
 def _complaints(records: object) -> list[str]:

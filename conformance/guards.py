@@ -14,7 +14,7 @@ from torch import Tensor
 from conformance.layouts import BAND
 from conformance.operator import Output
 
-POISON_BYTES = (0xFF, 0x5A)  # NaN in every float format here, and a finite value
+POISON_BYTES = (0xFF, 0x5A, 0x3C)  # NaN in every float format here, a finite value, and a small one for diagnosis
 _ROW = 1024  # words of a checksum row
 
 

@@ -12,15 +12,18 @@ import torch
 from torch import Tensor
 
 from conformance.case import Case
+from conformance.diagnosis import Allowance
 from conformance.errors import NotSupported
 from conformance.formats import bits
 from conformance.guards import checksum, shares_memory, unwritten
+from conformance.inquiry import explain
 from conformance.kernel import LEVELS, Kernel
 from conformance.launch import KernelRaised, Launched, Launcher
 from conformance.layouts import MAY_REFUSE
 from conformance.operator import Call, Reference, Shared
 from conformance.registry import matrix, operator
-from conformance.result import Result, Settings, blank_result, why_not_run
+from conformance.result import REJECTED, Result, Settings, blank_result, refusal, why_not_run
+from conformance.vacuity import accepted, is_proved
 from conformance.verdict import Verdict, check_form, golden_fraction, judge
 
 
@@ -28,21 +31,33 @@ def torch_device(settings: Settings) -> torch.device:
     return torch.device("cuda", 0) if settings.device == "cuda" else torch.device(settings.device)
 
 
+# Failures after which the inputs are known to be as they were: `_blamed` has looked, and no guard band was touched.
+_HARMLESS = frozenset({"nan-map", "inf-map", "exact", "bits", "budget", "published", "poison", "repeat"})
+
+
 @dataclass(frozen=True)
 class _Subject:
-    """One case made ready: its call, its reference, and the checksums of its inputs before any kernel ran."""
+    """One case made ready: its call, its reference, and the checksums of inputs and golden before any kernel ran."""
 
     call: Call
     reference: Reference
     sums: dict[str, int]
+    golden_sum: int
     golden_fraction: Callable[[], float]
+
+    def intact(self) -> bool:
+        return checksum(self.reference.golden) == self.golden_sum
 
 
 class Judge:
     """Judges cases one after another; keeps what the cases of one group share, and the last case's reference."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, vacuity: str = "off") -> None:
+        """``vacuity``: which cases prove first that they can fail ("smoke", "all", "off")."""
         self.settings = settings
+        self.vacuity = vacuity
+        self._vacuous: dict[str, str | None] = {}
+        self._allowance = Allowance()
         self.device = torch_device(settings)
         self.shared = Shared()
         self.lost: str | None = None
@@ -52,11 +67,15 @@ class Judge:
         """Never raises for what a kernel does; ConformanceError for a case or a file that is wrong itself."""
         reason = self.lost or why_not_run(case, kernel, self.settings)
         if reason:
-            return blank_result(case, kernel, self.settings, "not-run", message=reason, lane="route")
+            kind = "refused" if reason == refusal(case, kernel) else None
+            return blank_result(case, kernel, self.settings, "not-run", message=reason, kind=kind, lane="route")
         start = time.perf_counter()
         blank = blank_result(case, kernel, self.settings, "pass")
         try:
             subject = self._prepare(case, blank.group)
+            if (taken := self._accepted(case, subject)) is not None:
+                return replace(blank, state="error", kind="vacuous",
+                               message=f"{case.id}: the case is vacuous: its verdict accepts {taken}")
             with torch.no_grad():
                 result = self._judged(case, kernel, subject, blank)
         except torch.OutOfMemoryError as error:
@@ -68,7 +87,8 @@ class Judge:
             if not self._context_works():
                 self.lost = f"the GPU context was lost by {case.id} on {kernel.name}: {result.message}"
                 return result
-            self.forget()  # a faulty kernel may have written anywhere
+            if result.kind not in _HARMLESS or not subject.intact():
+                self.forget()  # a faulty kernel may have written anywhere
         return replace(result, elements=subject.reference.golden.numel(), seconds=round(time.perf_counter() - start, 5))
 
     def _context_works(self) -> bool:
@@ -99,9 +119,17 @@ class Judge:
         call.set_poison(1)
         reference = contract.reference(call, self.shared)
         fraction = functools.lru_cache(lambda: golden_fraction(reference))
-        subject = _Subject(call, reference, self._checksums(call), fraction)
+        subject = _Subject(call, reference, self._checksums(call), checksum(reference.golden), fraction)
         self._subject = case.id, subject
         return subject
+
+    def _accepted(self, case: Case, subject: _Subject) -> str | None:
+        """What is wrong and yet accepted by the case, looked for once per case."""
+        if not is_proved(case, self.vacuity):
+            return None
+        if case.id not in self._vacuous:
+            self._vacuous[case.id] = accepted(subject.call, subject.reference)
+        return self._vacuous[case.id]
 
     def _checksums(self, call: Call) -> dict[str, int]:
         """Checksums before any kernel ran; those of tensors that the group shares are taken once."""
@@ -115,14 +143,15 @@ class Judge:
         contract = operator(case.operator)
         launcher = Launcher(contract, kernel, subject.call, self.settings.sizes, self.device, self.shared)
         try:
-            verdict, path = _launch_and_compare(launcher, subject)
+            verdict, path = _launch_and_compare(launcher, subject, self._allowance)
         except KernelRaised as raised:
             error = raised.__cause__
             if isinstance(error, NotSupported):
-                return replace(blank, state="not-run", lane="route", message=f"not supported by {kernel.name}: {error}")
+                return replace(blank, state="not-run", lane="route", kind="refused",
+                               message=f"not supported by {kernel.name}: {error}")
             if case.get("layout") in MAY_REFUSE and isinstance(error, (ValueError, TypeError)):
                 message = f"rejected, as the contract allows: {error}"
-                return replace(blank, path="rejected", level=kernel.promise, message=message)
+                return replace(blank, path=REJECTED, level=kernel.promise, message=message)
             text = f"{case.id} on {kernel.name}: raised {type(error).__name__}: {error}"
             trace = "".join(traceback.format_exception(error, limit=-12))
             return replace(blank, state="error", kind="exception", message=text, trace=trace)
@@ -136,17 +165,21 @@ class Judge:
             max_error=verdict.max_error,
             wrong=verdict.wrong,
             first=verdict.first,
+            details=verdict.details,
             path=path,
         )
 
 
-def _launch_and_compare(launcher: Launcher, subject: _Subject) -> tuple[Verdict, str | None]:
+def _launch_and_compare(launcher: Launcher, subject: _Subject, allowance: Allowance) -> tuple[Verdict, str | None]:
     """Launch in the case's mode. Every launch must hold, and the weakest one counts; launches of the same call and
-    configuration must agree bit by bit."""
+    configuration must agree bit by bit. What fails is explained as long as ``allowance`` grants it."""
     kernel, call = launcher.kernel, launcher.call
-    passed: list[tuple[Verdict, str | None]] = []
+    passed: list[Verdict] = []
+    paths: dict[str, None] = {}  # what ran where no configuration was forced, in order
     firsts: dict[str | None, tuple[Launched, Tensor]] = {}
     for launched in launcher.launch(call.case.get("launch", "plain")):
+        if launched.config is None and launched.path is not None:
+            paths[launched.path] = None
         problem = check_form(launched.result, call.output, launcher.device, kernel.fills_out)
         if launched.overrun or problem:
             kind, what = ("guard", launched.overrun) if launched.overrun else ("form", problem)
@@ -158,18 +191,22 @@ def _launch_and_compare(launcher: Launcher, subject: _Subject) -> tuple[Verdict,
             if torch.equal(bits(launched.result), bits(first[1])):
                 continue
             if kernel.repeatable:
-                return _blamed(_disagreement(launcher, first, launched), subject), launched.path
+                found = _blamed(_disagreement(launcher, first, launched), subject)
+                found = explain(found, launcher, launched, subject.reference, subject.reference, allowance)
+                return found, launched.path
         same = launched.call is call
         reference = subject.reference if same else launcher.operator.reference(launched.call, Shared())
         fraction = subject.golden_fraction() if same else golden_fraction(reference)
         found = judge(launched.result, launched.call, reference, kernel.promise, fraction)
         if not found.passed:
-            return _blamed(_explained(found, launched), subject), launched.path
-        passed.append((found, launched.path))
+            found = _blamed(_explained(found, launched), subject)
+            return explain(found, launcher, launched, reference, subject.reference, allowance), launched.path
+        passed.append(found)
         if launched.call is call:
             firsts.setdefault(launched.config, (launched, launched.result.clone()))
-    verdict, path = max(passed, key=lambda one: (LEVELS.index(one[0].level or ""), one[0].budget_fraction or 0.0))
-    return _blamed(verdict, subject), path
+    verdict = max(passed, key=lambda one: (LEVELS.index(one.level or ""), one.budget_fraction or 0.0))
+    fallbacks = [path for path in paths if path not in kernel.native_paths]
+    return _blamed(verdict, subject), next(iter([*fallbacks, *paths]), None)
 
 
 def _blamed(verdict: Verdict, subject: _Subject) -> Verdict:

@@ -77,6 +77,20 @@ class Cost:
     bytes: int
 
 
+@dataclass(frozen=True)
+class Fault:
+    """A faulty semantics that may explain a wrong result.
+
+    key: short and stable. sentence: what the kernel does wrong, as a clause ("padding slots are read as row 0").
+    predict(call, columns): what a kernel with this fault returns for the columns (int64 [C]) of the call as its
+    arguments stand now, [T, C] in the output's dtype; None where the call gives the fault nothing to act on.
+    """
+
+    key: str
+    sentence: str
+    predict: Callable[[Call, Tensor], Tensor | None]
+
+
 class Shared:
     """Values that the cases of one group have in common; they are dropped when the group changes."""
 
@@ -121,7 +135,9 @@ class Operator:
     inputs(case, sizes, device, shared): the call of a case, ``sizes`` being "official" or "reduced".
     reference(call, shared): golden and oracle. memory(case, sizes): peak bytes of judging the case once.
     cost(call): roofline figures. policies: values that are choice, not mathematics. budget: the formula in words.
-    workloads: named model shapes (tokens, topk, hidden).
+    workloads: named model shapes (tokens, topk, hidden). faults: faulty semantics that failures are compared with,
+    most specific first; where there are any, the inputs' ``set_poison`` knows a third poison, number 2: finite values
+    that differ from row to row and so tell what was read.
     """
 
     name: str
@@ -138,3 +154,4 @@ class Operator:
     policies: Mapping[str, str] = field(default_factory=dict)
     budget: str = ""
     workloads: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    faults: tuple[Fault, ...] = ()

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from conformance import options
-from conformance.errors import ConformanceError
+from conformance.errors import ConformanceError, unknown_name
 from conformance.isolation import CrashLog
 from conformance.items import RUN, CaseItem, MatrixFile, clipped
 from conformance.progress import few_listed
@@ -24,7 +24,7 @@ from conformance.run import Run, bind_gpu
 from conformance.session import Controller
 from conformance.workers import CONTROLLER, XdistHooks, let_workers_be_replaced
 
-_CASE_TIMEOUT, _REPORT_DIR = "--case-timeout", "--report-dir"
+_CASE_TIMEOUT, _REPORT_DIR, _VACUITY = "--case-timeout", "--report-dir", "--vacuity"
 _LONGEST_TIMEOUT = 30 * 24 * 3600.0
 
 
@@ -36,6 +36,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
                     help="time limit of one case on one kernel, 0 = none (default 120)")
     group.addoption(_REPORT_DIR, dest="conformance_report_dir", default=None, metavar="DIR",
                     help=f"where records and pages go (default: reports/); outside the checkout: {_REPORT_DIR}=DIR")
+    group.addoption(_VACUITY, dest="conformance_vacuity", default="smoke", metavar="smoke|all|off",
+                    help="cases that first prove that they reject wrong results (default: those of the smoke tier)")
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
@@ -53,7 +55,9 @@ def pytest_configure(config: pytest.Config) -> None:
     try:
         put_checkout_first()
         selection = options.select(config.getoption)
-        limit = _case_timeout(config)
+        limit, vacuity = _case_timeout(config), config.getoption("conformance_vacuity")
+        if vacuity not in options.VACUITY:
+            raise unknown_name(f"value of {_VACUITY}", vacuity, options.VACUITY)
         if _is_worker(config):
             worker = config.workerinput  # type: ignore[attr-defined]
             index = int(worker["workerid"].removeprefix("gw"))
@@ -68,13 +72,14 @@ def pytest_configure(config: pytest.Config) -> None:
         archs = chosen_archs(selection.archs)
         for of in selection.matrices():
             kernels(of.operator, selection.kernels)
-        config.stash[RUN] = Run(selection, archs, limit, log, shared, place)
+        config.stash[RUN] = Run(selection, archs, limit, log, shared, place, vacuity)
         if not _is_worker(config):
             directory = config.getoption("conformance_report_dir")
             config.stash[CONTROLLER] = Controller(config.stash[RUN], Path(directory) if directory else None)
             if directory and not config.option.collectonly:
                 config.stash[CONTROLLER].check_directory()
-            let_workers_be_replaced(config, [_CASE_TIMEOUT, _REPORT_DIR, *(option.flag for option in options.OPTIONS)])
+            ours = [_CASE_TIMEOUT, _REPORT_DIR, _VACUITY, *(option.flag for option in options.OPTIONS)]
+            let_workers_be_replaced(config, ours)
     except ConformanceError as error:
         raise pytest.UsageError(str(error)) from None
 

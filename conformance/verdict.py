@@ -28,6 +28,7 @@ class Verdict:
     max_error: float | None = None
     wrong: int = 0
     first: dict[str, Any] | None = None
+    details: dict[str, Any] | None = None
 
     @property
     def passed(self) -> bool:
@@ -161,30 +162,14 @@ def _clearly_right(result: Tensor, rows: OracleRows, tally: _Tally) -> bool:
 
 
 def _measure_exactly(result: Tensor, golden: Tensor, rows: OracleRows, tally: _Tally) -> None:
-    """The same in fp64, element by element, infinities included.
-
-    NaNs were compared as maps before. An infinity is right where the golden has it with the same sign, or where
-    the exact value is so near the end of the finite range that correct arithmetic may land on either side.
-    """
-    form = _format(result)
-    value, golden, expected = result.double(), golden.double(), rows.value
-    allowed = rows.error.double().nan_to_num(nan=0.0, posinf=0.0)  # no rounding turns an infinite sum finite
-    if form.name == "e4m3":  # what saturates has no error left beyond the largest value
-        low, high = (side.clamp(-form.maximum, form.maximum) for side in (expected - allowed, expected + allowed))
-        expected = expected.clamp(-form.maximum, form.maximum)
-        allowed = torch.maximum(expected - low, high - expected).nan_to_num_(nan=0.0)
-    budget = allowed + form.half_ulp(expected.abs() + allowed)
-    error = (value - expected).abs_()
-    settled = value.isnan()
-    infinite = value.isinf()
-    if bool(infinite.any()) or bool(golden.isinf().any()):
-        edge = form.maximum * (1.0 + 0.5 / (2.0**form.precision - 1))  # halfway to the next power of two
-        same_sign = value.sign() == expected.sign()
-        settled |= infinite & (golden == value)
-        settled |= infinite & same_sign & (expected.abs() + allowed >= edge)
-        tally.wrong_infinities += int(((infinite | golden.isinf()) & ~settled & ~(error <= budget)).sum())
+    """The same in fp64, element by element, infinities included."""
+    value = result.double()
+    error, budget, settled = element_errors(result, golden, rows)
+    tally.wrong_infinities += int(((value.isinf() | golden.double().isinf()) & ~settled & ~(error <= budget)).sum())
     fraction = (error / budget).masked_fill_(settled, 0.0).nan_to_num_(nan=torch.inf)
     over_budget = fraction > 1.0
+    form = _format(result)
+    expected = _in_range(rows.value, form)
     over_published = (~(error <= form.published * (1 + expected.abs()))).logical_and_(~settled)
     tally.over_published += int(over_published.sum())
     tally.fraction = max(tally.fraction, float(fraction.max()))
@@ -195,6 +180,36 @@ def _measure_exactly(result: Tensor, golden: Tensor, rows: OracleRows, tally: _T
             place = tuple(over.nonzero()[0].tolist())
             tally.first[number] = {"index": [rows.start + place[0], *place[1:]], "expected": float(expected[place]),
                                    "actual": float(value[place]), "budget": float(budget[place])}
+
+
+def element_errors(result: Tensor, golden: Tensor, rows: OracleRows) -> tuple[Tensor, Tensor, Tensor]:
+    """Error and budget (fp64) of each element, and which elements are settled without either.
+
+    NaNs are compared as maps elsewhere. An infinity is right where the golden has it with the same sign, or where
+    the exact value is so near the end of the finite range that correct arithmetic may land on either side.
+    """
+    form = _format(result)
+    value, golden, expected = result.double(), golden.double(), rows.value
+    allowed = rows.error.double().nan_to_num(nan=0.0, posinf=0.0)  # no rounding turns an infinite sum finite
+    if form.name == "e4m3":  # what saturates has no error left beyond the largest value
+        low, high = (_in_range(side, form) for side in (expected - allowed, expected + allowed))
+        expected = _in_range(expected, form)
+        allowed = torch.maximum(expected - low, high - expected).nan_to_num_(nan=0.0)
+    budget = allowed + form.half_ulp(expected.abs() + allowed)
+    error = (value - expected).abs_()
+    settled = value.isnan()
+    infinite = value.isinf()
+    if bool(infinite.any()) or bool(golden.isinf().any()):
+        edge = form.maximum * (1.0 + 0.5 / (2.0**form.precision - 1))  # halfway to the next power of two
+        same_sign = value.sign() == expected.sign()
+        settled |= infinite & (golden == value)
+        settled |= infinite & same_sign & (expected.abs() + allowed >= edge)
+    return error, budget, settled
+
+
+def _in_range(value: Tensor, form: Format) -> Tensor:
+    """Saturated where the format saturates."""
+    return value.clamp(-form.maximum, form.maximum) if form.name == "e4m3" else value
 
 
 def _format(result: Tensor) -> Format:

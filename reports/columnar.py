@@ -13,7 +13,7 @@ from typing import Any
 from reports import failures
 from reports.digest import Digest
 from reports.explain import natural
-from reports.records import LEVELS, STATES, Records, Result
+from reports.records import CONTRADICTIONS, LEVELS, STATES, Records, Result
 from reports.text import SIGNS, generalise
 
 # How a column of numbers spells what JSON cannot.
@@ -45,6 +45,7 @@ def payload(records: Records, digest: Digest) -> dict[str, Any]:
         "states": list(STATES),
         "signs": [SIGNS[state] for state in STATES],
         "levels": list(LEVELS),
+        "contradictions": list(CONTRADICTIONS),
         "kernels": kernels.values,
         "promises": [row.promise for row in digest.kernels],
         "missing": sum(row.missing for row in digest.kernels),
@@ -117,7 +118,11 @@ def _spelled(case: Result) -> str:
 
 def _outcome(row: Result) -> tuple[Any, ...]:
     rerun = generalise(row.rerun, row)
-    return (STATES.index(row.state), row.kind, row.promised, row.level, row.path, row.lane or None, rerun)
+    expected = f"{row.expected.get('text')}: {row.expected.get('reason')}" if row.expected else None
+    return (
+        STATES.index(row.state), row.kind, row.promised, row.level, row.path, row.lane or None, rerun,
+        expected, row.stopped or None,
+    )
 
 
 def _rounded(value: float | None, digits: int) -> float | int:
@@ -132,6 +137,8 @@ def _rounded(value: float | None, digits: int) -> float | int:
     while short == 1 != value:  # 1 is the limit of a budget fraction: keep the side that the value is on
         digits += 1
         short = float(f"{value:.{digits}g}")
+    if math.isinf(short):  # rounded up from the end of the range
+        return INFINITE
     return int(short) if short.is_integer() and abs(short) < 1e6 else short
 
 

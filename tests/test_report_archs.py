@@ -13,8 +13,10 @@ import report_samples as samples
 from conformance import cli
 from reports import ReportError, write_overview, write_report
 
-RULE: dict[str, Any] = {"where": "matrices/archs/gfx942.toml:44", "text": "fallback = h_tiled/bits", "reason": "8-bit floats are FNUZ",
-        "source": "its ISA", "until": "fp8=ocp", "cases": 4064}
+RULE: dict[str, Any] = {
+    "where": "matrices/archs/gfx942.toml:44", "text": "fallback = h_tiled/bits", "reason": "8-bit floats are FNUZ",
+    "source": "its ISA", "until": "fp8=ocp", "cases": 4064,
+}
 FACTS = {"shared_bytes": {"value": 65536, "source": "its ISA"}, "fp8": {"value": "fnuz", "source": "its ISA"},
          "atomics": {"value": {"pk_bf16": False, "pk_f16": True}, "source": "its ISA"}}
 CODE = {"config": "h_tiled[block_h:1024]", "shared_bytes": 2048, "threads": 256, "registers": 71,

@@ -11,6 +11,7 @@ then acc * sf, then one cast. Source of the semantics: TileKernels' reduce_fused
 
 from conformance.operator import Operator
 from references.moe_reduce_fused.contract import VARIANTS, cost, output, validate, variant
+from references.moe_reduce_fused.faults import FAULTS
 from references.moe_reduce_fused.inputs import inputs, memory, tokens_expected
 from references.moe_reduce_fused.reference import accumulate, finish, golden, oracle, reference
 
@@ -54,6 +55,7 @@ OPERATOR = Operator(
         "order": "slots ascending; another order may promise 'within-budget'. On exact data every order must agree.",
     },
     budget="n u S / (1 - n u) + half an ULP of the output format; n = valid slots + 2, u = 2^-24, S = sum |terms|",
+    faults=FAULTS,
     workloads={
         "deepseek_v3_decode": (512, 8, 7168),
         "deepseek_v3_prefill": (4096, 8, 7168),

@@ -161,17 +161,17 @@ def _poison(
     here: dict[str, int] = {}
 
     def set_poison(which: int) -> None:
-        poison = _POISON[which]
+        poison = _POISON[which] if which < len(_POISON) else (unused % 61 + 3).float()  # each row its own
         if "now" not in in_x:
             x[unused] = _POISON[0]
         if in_x.get("now") != which:
-            x[changing] = poison
+            x[changing] = poison if which < len(_POISON) else (changing % 61 + 3).to(x.dtype)[:, None]
             in_x["now"] = which
         if here.get("now") != which:
             if x_sf is not None:
                 x_sf[unused] = poison
             if padding is not None and weights is not None:
-                weights.masked_fill_(padding, poison)
+                weights.masked_fill_(padding, _POISON[which] if which < len(_POISON) else 5.0)
             here["now"] = which
 
     return set_poison

@@ -1,0 +1,186 @@
+"""Which of many explanations a wrong result fits best. Explanations are tested, not guessed: each predicts a result.
+
+A failing kernel is run once more with a poison whose rows all differ, so that a prediction has to hold twice. Only
+failures pay for this, and of many failures of one kernel only some.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from conformance import patterns
+from conformance.evidence import Evidence
+from conformance.faulty_casts import casts
+from conformance.operator import Fault
+from conformance.regions import region
+
+FIRST = 4  # failures of one kernel in one process that are all diagnosed; then each time their number has doubled
+SECONDS = 60.0  # for all diagnoses of one process
+PROBE = 2  # number of the poison whose rows all differ
+_ENOUGH = 0.5  # of the wrong elements: what explains fewer is no explanation
+_LOW_BITS = 22  # fewer good bits than this are named as low precision
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """The best explanation. explained: share of the wrong elements (of the sampled columns) that it predicts; wrong:
+    their number in the whole output. others: keys of explanations that fit as well. remaining: where the rest lies."""
+
+    key: str
+    sentence: str
+    explained: float
+    wrong: int
+    others: tuple[str, ...] = ()
+    remaining: str = ""
+
+    @property
+    def text(self) -> str:
+        if self.explained == 0:
+            return f"{self.sentence} ({self.wrong} elements)"
+        share = f"explains {_percent(self.explained)} of {self.wrong} wrong elements"
+        rest = f", the others {self.remaining}" if self.remaining else ""
+        tie = f"; fits as well here: {', '.join(self.others)}" if self.others else ""
+        return f"{self.sentence} ({share}{rest}{tie})"
+
+    def details(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Allowance:
+    """Which failures this process diagnoses: of each kernel a few in a row, then ever fewer, so that a thousand cost
+    ten diagnoses and come from all parts of the matrix; none any more when the time for all is spent."""
+
+    def __init__(self) -> None:
+        self._failures: Counter[str] = Counter()
+        self._spent = 0.0
+        self._started = 0.0
+
+    def grants(self, kernel: str) -> bool:
+        self._failures[kernel] += 1
+        number = self._failures[kernel]
+        return self._spent < SECONDS and (number <= FIRST or number & (number - 1) == 0)
+
+    def __enter__(self) -> None:
+        self._started = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self._spent += time.perf_counter() - self._started
+
+
+def diagnose(observed: Sequence[Evidence], faults: Iterable[Fault], before: Iterable[Fault] = ()) -> Diagnosis | None:
+    """The explanation that fits all observations best; the first one is the failure itself, and names the numbers.
+
+    None where nothing is wrong in the first. Each observation's poison is put in place before it is predicted. Of
+    explanations that fit equally well the first one is named: those in ``before`` come first of all.
+    """
+    failure = observed[0]
+    place = region(failure.wrong)
+    if place is None:
+        return None
+    scores: dict[str, _Score] = {}
+    for evidence in observed:
+        evidence.call.set_poison(evidence.poison)
+        for key, sentence, predicted in _predictions(evidence, faults, before):
+            measured = evidence.measure(predicted)
+            known = scores.setdefault(key, _Score(key, sentence))
+            known.offer(measured, sentence, evidence is failure)
+        for known in scores.values():
+            known.settle(evidence)
+    best = max(scores.values(), key=lambda score: score.fit)  # the first of equals
+    if best.fit < _ENOUGH:
+        return _by_place(failure)
+    ties = tuple(s.key for s in scores.values() if s is not best and s.fit >= best.fit - 1e-9)
+    sentence, remaining = best.sentence, ""
+    if best.hits is not None:
+        rest = region(best.hits)
+        remaining = rest.text if rest is not None else ""
+    if best.key in _PLACED:
+        sentence += f", {place.text}"
+    return Diagnosis(best.key, sentence, best.share, place.count, ties, remaining)
+
+
+_PLACED = {"unwritten", "zeroed"}
+
+
+class _Score:
+    """How well one explanation fits: over all observations, its hits among the wrong elements and its false claims."""
+
+    def __init__(self, key: str, sentence: str) -> None:
+        self.key, self.sentence = key, sentence
+        self.share = 0.0
+        self.hits: Tensor | None = None  # of the failure: wrong elements that stay unexplained
+        self._hit = self._all = 0
+        self._offered: tuple[int, int, Tensor] | None = None
+        self._primary = False
+
+    def offer(self, measured: tuple[int, int, Tensor], sentence: str, primary: bool) -> None:
+        """Of several variants with one key the best counts."""
+        if self._offered is None or measured[0] - measured[1] > self._offered[0] - self._offered[1]:
+            self._offered, self._primary = measured, primary
+            if primary:
+                self.sentence = sentence
+
+    def settle(self, evidence: Evidence) -> None:
+        wrong = int(evidence.sampled_wrong.sum())
+        hit, false, unexplained = self._offered or (0, 0, evidence.sampled_wrong)
+        if self._offered is not None and self._primary:
+            self.share, self.hits = hit / max(1, wrong), unexplained if bool(unexplained.any()) else None
+        self._hit += hit
+        self._all += wrong + false
+        self._offered = None
+
+    @property
+    def fit(self) -> float:
+        return self._hit / self._all if self._all else 0.0
+
+
+def _predictions(evidence: Evidence, faults: Iterable[Fault], before: Iterable[Fault]) -> Iterator[patterns.Predicted]:
+    yield from _faulty(evidence, before)
+    yield from patterns.first(evidence)
+    yield from _faulty(evidence, faults)
+    yield from casts(evidence.exact, evidence.form)
+    yield from patterns.last(evidence)
+
+
+def _faulty(evidence: Evidence, faults: Iterable[Fault]) -> Iterator[patterns.Predicted]:
+    for fault in faults:
+        predicted = fault.predict(evidence.call, evidence.columns)
+        if predicted is not None:
+            yield fault.key, fault.sentence, predicted
+
+
+def _by_place(evidence: Evidence) -> Diagnosis:
+    """What can be said where no explanation fits: few bits, one element, one tile, or only where."""
+    place = region(evidence.wrong)
+    assert place is not None
+    last = (place.shape[0] - 1, place.shape[1] - 1)
+    if place.single:
+        key = "last-element" if (place.rows[0], place.columns[0]) == last else "one-element"
+        return Diagnosis(key, f"a single element is wrong, {place.text}", 1.0, 1)
+    if place.compact:
+        return Diagnosis("one-tile", f"only one region is wrong, {place.text}", 1.0, place.count)
+    digits = _good_bits(evidence)
+    if digits is not None and digits < _LOW_BITS:
+        return Diagnosis("low-precision", f"the sum has about {digits} good bits where fp32 has 24", 1.0, place.count)
+    return Diagnosis("unexplained", f"no known fault explains it; wrong {place.text}", 0.0, place.count)
+
+
+def _good_bits(evidence: Evidence) -> int | None:
+    """Significant bits that the worst sum kept, measured by its own error bound; None where it is far off."""
+    result, exact = evidence.sampled(evidence.result).double(), evidence.exact
+    error = ((result - exact).abs() - evidence.form.half_ulp(exact.abs())) / evidence.error.double()
+    worst = float(error[evidence.sampled_wrong].nan_to_num(nan=torch.inf).max()) if len(error) else 0.0
+    lost = torch.log2(torch.tensor(max(1.0, worst)))
+    return 24 - int(lost) if float(lost) < 18 else None
+
+
+def _percent(share: float) -> str:
+    """Rounded, but 100 % only where nothing is left."""
+    return "100 %" if share == 1 else f"{min(99, round(100 * share))} %"

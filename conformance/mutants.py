@@ -1,0 +1,71 @@
+"""Mutants: kernels that are wrong on purpose, and their unmutated twins, kept to prove that the suite sees each fault.
+
+They are ordinary kernels of the package ``kernels.mutants``, which no run loads unless it is asked for by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from conformance.errors import ConformanceError, unknown_name
+from conformance.kernel import Kernel, kernel
+
+FAULTS = (
+    "SENTINEL", "EMPTY", "STALE", "TAIL", "OVERFLOW", "LAYOUT", "MAP", "NONFINITE", "SCALE", "CASTROUND", "ROUTING",
+    "SEMANTIC", "PRECISION", "RACE", "STATE", "CONFIG",
+)
+_MUTANTS: dict[tuple[str, str], Mutant] = {}
+_CONTROLS: dict[tuple[str, str], Kernel] = {}
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One small change to a right kernel.
+
+    fault: its kind in the fault catalogue, one of FAULTS. wrong: what is wrong, in one sentence. twin: the name of
+    the control it was made from. diagnosis: keys of the explanations of which a failure must name one; with several,
+    no data tells them apart.
+    """
+
+    kernel: Kernel
+    fault: str
+    wrong: str
+    twin: str
+    diagnosis: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return self.kernel.name
+
+
+def control(operator: str, name: str, function: Callable[..., Any], about: str, **options: Any) -> Kernel:
+    """Register an unmutated twin; ``options`` are those of ``@kernel``."""
+    record = kernel(operator, name=name, about=about, **options)(function)
+    _CONTROLS[operator, name] = record
+    return record
+
+
+def mutant(operator: str, name: str, function: Callable[..., Any], *, fault: str, wrong: str, twin: str,
+           diagnosis: tuple[str, ...], **options: Any) -> Mutant:
+    """Register a mutant. Raises ConformanceError for a fault kind or a twin that does not exist."""
+    if fault not in FAULTS:
+        raise unknown_name(f"fault kind of mutant {name}:", fault, FAULTS)
+    if (operator, twin) not in _CONTROLS:
+        raise unknown_name(f"twin of mutant {name}:", twin, [label for _, label in _CONTROLS])
+    if not diagnosis:
+        raise ConformanceError(f"mutant {name} names no diagnosis")
+    record = Mutant(kernel(operator, name=name, about=wrong, **options)(function), fault, wrong, twin, diagnosis)
+    _MUTANTS[operator, name] = record
+    return record
+
+
+def mutants(operator: str) -> dict[str, Mutant]:
+    """The loaded mutants of one operator by name."""
+    return {name: record for (of, name), record in _MUTANTS.items() if of == operator}
+
+
+def controls(operator: str) -> dict[str, Kernel]:
+    """The loaded unmutated twins of one operator by name."""
+    return {name: record for (of, name), record in _CONTROLS.items() if of == operator}

@@ -1,0 +1,140 @@
+"""Proof that a case can fail: results that are wrong on purpose are put to its verdict, which must reject each.
+
+A wrong row is harder to see than a wrong tensor, and the verdict holds when all elements do, so each candidate is the
+golden with one row (or one element) made wrong, judged together with the rows beside it. What counts as wrong is
+decided here, without the verdict's own comparison; a candidate that the case's contract does not make wrong is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from conformance.case import Case
+from conformance.formats import BY_DTYPE, bits, cast
+from conformance.operator import Call, OracleRows, Reference
+from conformance.verdict import judge
+
+_WINDOW = 4  # rows that are judged together
+
+
+def is_proved(case: Case, mode: str) -> bool:
+    """Whether the case is to prove that it can fail: those of the smoke tier, all, or none."""
+    return mode == "all" or (mode == "smoke" and "smoke" in case.tiers)
+
+
+def accepted(call: Call, reference: Reference) -> str | None:
+    """What the case accepts although it is wrong, in words, or None. A case without elements proves nothing.
+
+    A case in which no candidate at all is wrong by its own contract is vacuous as well.
+    """
+    if reference.golden.numel() == 0:
+        return None
+    tried: set[str] = set()
+    taken: set[str] = set()
+    for window in _windows(call, reference):
+        for name, change in _CHANGES.items():
+            if name not in tried and (passes := _passes(window, change)) is not None:
+                tried.add(name)
+                taken |= {name} if passes else set()
+        if len(tried) == len(_CHANGES):
+            break
+    for name, alone in (("one element changed", _other_value), ("one NaN", _nan)):
+        result = reference.golden.clone()
+        if alone(result):
+            tried.add(name)
+            if judge(result, call, reference, "within-budget", 0.0).passed:
+                taken.add(name)
+    if not tried:
+        return "every result: none of the wrong ones that were tried is wrong by its contract"
+    return ", ".join(sorted(taken)) or None
+
+
+@dataclass(frozen=True)
+class _Window:
+    """A few rows of a case: their call, their reference, and the oracle's rows by themselves."""
+
+    call: Call
+    reference: Reference
+    rows: OracleRows
+
+
+def _windows(call: Call, reference: Reference) -> Iterator[_Window]:
+    """Windows in the middle, at the start and at the end of the first chunk of the oracle."""
+    chunk = next(iter(reference.oracle()))
+    count = chunk.stop - chunk.start
+    for start in dict.fromkeys((max(0, count // 2 - 2), 0, max(0, count - _WINDOW))):
+        stop = min(count, start + _WINDOW)
+        rows = OracleRows(0, stop - start, chunk.value[start:stop], chunk.error[start:stop])
+        here = slice(chunk.start + start, chunk.start + stop)
+        fixed = call.bitwise_rows
+        yield _Window(replace(call, bitwise_rows=None if fixed is None else fixed[here]),
+                      Reference(reference.golden[here], lambda rows=rows: iter((rows,))), rows)  # type: ignore[misc]
+
+
+def _passes(window: _Window, change: Callable[[Tensor], Tensor]) -> bool | None:
+    """Whether the verdict accepts the window with one row changed; None where no row is wrong then."""
+    golden = window.reference.golden
+    changed = cast(change(golden.to(torch.float32, copy=True)), golden.dtype)
+    for row in range(len(golden)):
+        if _wrong(window, changed, row):
+            result = golden.clone()
+            bits(result)[row] = bits(changed)[row]
+            return judge(result, window.call, window.reference, "within-budget", 0.0).passed
+    return None
+
+
+def _wrong(window: _Window, changed: Tensor, row: int) -> bool:
+    """Whether a changed row is wrong beyond doubt in one element at least."""
+    form = BY_DTYPE[changed.dtype]
+    was, now = window.reference.golden[row].double(), changed[row].double()
+    if bool((was.isnan() != now.isnan()).any()):
+        return True
+    moved = (now - was).abs()
+    if window.call.regime == "exact":
+        return bool((moved > 0).any())
+    step = 2.0 ** (1 - form.precision) * torch.maximum(was.abs(), now.abs()) + 2.0**form.minimum_exponent
+    doubtful = torch.minimum(4 * (window.rows.error[row].double() + step), 2 * form.published * (1 + was.abs()))
+    return bool(((moved > doubtful) & moved.isfinite()).any())
+
+
+def _other_value(result: Tensor) -> bool:
+    """Change one element of ``result`` in place by far; False where none is finite."""
+    places = result.float().isfinite().nonzero()
+    if not len(places):
+        return False
+    row, column = places[len(places) // 2].tolist()
+    value = result[row, column].float()
+    result[row, column] = cast(torch.where(value.abs() < 4.0, value + 8.0, value * 0.25), result.dtype)
+    return True
+
+
+def _nan(result: Tensor) -> bool:
+    """Make the last element that is no NaN one, in place."""
+    places = (~result.float().isnan()).nonzero()
+    if len(places):
+        row, column = places[-1].tolist()
+        result[row, column] = torch.tensor(float("nan")).to(result.dtype)
+    return bool(len(places))
+
+
+def _tail_zero(value: Tensor) -> Tensor:
+    value[:, -8:] = 0.0
+    return value
+
+
+# Each maps fp32 rows [n, H], a copy, to wrong ones; one of them is put in the place of the right one at a time.
+_CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
+    "zeros": torch.zeros_like,
+    "a constant": torch.ones_like,
+    "the result times 1.01": lambda value: value * 1.01,
+    "the result times 2": lambda value: value * 2.0,
+    "the result negated": torch.neg,
+    "another token's row": lambda value: value.roll(1, 0),
+    "columns in reverse": lambda value: value.flip(1),
+    "columns shifted by one": lambda value: value.roll(1, 1),
+    "its last columns at zero": _tail_zero,
+}

@@ -1,0 +1,157 @@
+"""The bug zoo: its records, that every mutant does what it says, and that no ordinary run meets one."""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+from collections import Counter
+from functools import partial
+from pathlib import Path
+
+import pytest
+from engine_samples import CPU, sample
+
+from conformance import cli, mutants, zoo
+from conformance.applied import differs
+from conformance.errors import ConformanceError
+from conformance.judge import Judge
+from conformance.kernel import LEVELS
+from conformance.mutants import FAULTS
+from conformance.registry import MUTANTS, ROOT, arch, kernels, matrix
+from conformance.result import Settings
+from kernels import tilelang_build, tilelang_lower
+
+OPERATOR = "moe_reduce_fused"
+kernels(OPERATOR, (MUTANTS,))
+ZOO, CONTROLS = mutants.mutants(OPERATOR), mutants.controls(OPERATOR)
+NO_COMPILER = tilelang_build.missing("cpu")
+
+
+def test_every_fault_kind_has_mutants_and_many_are_tilelang():
+    assert {one.fault for one in ZOO.values()} == set(FAULTS)
+    assert len(ZOO) >= 40
+    assert sum(one.name.startswith("tl_") for one in ZOO.values()) >= 15
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_a_record_is_complete(name):
+    one = ZOO[name]
+    assert one.wrong.endswith(".") and one.diagnosis and one.twin in CONTROLS
+    assert LEVELS.index(one.kernel.promise) >= LEVELS.index(CONTROLS[one.twin].promise)
+    assert one.kernel.module.startswith(f"{MUTANTS}.")
+
+
+def test_no_two_mutants_say_the_same():
+    assert max(Counter((one.twin, one.wrong) for one in ZOO.values()).values()) == 1
+
+
+def test_an_ordinary_selection_holds_no_mutant_even_when_they_are_loaded():
+    assert not {kernel.name for kernel in kernels(OPERATOR)} & {*ZOO, *CONTROLS}
+
+
+def test_an_ordinary_process_does_not_import_them():
+    code = f"import sys, conformance.registry as r; r.kernels({OPERATOR!r}); print({MUTANTS!r} in sys.modules)"
+    out = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize(("change", "said"), [
+    ({"fault": "NOISE"}, "unknown fault kind of mutant m: 'NOISE'"),
+    ({"twin": "absent"}, "unknown twin of mutant m: 'absent'"),
+    ({"diagnosis": ()}, "mutant m names no diagnosis"),
+])
+def test_a_malformed_record_is_refused(change, said):
+    given = {"fault": "MAP", "wrong": "x.", "twin": "torch_control", "diagnosis": ("mean",)} | change
+    with pytest.raises(ConformanceError, match=said.replace("(", r"\(")):
+        mutants.mutant(OPERATOR, "m", lambda x, out: None, **given)
+
+
+CASES = [sample(), sample(xsf="yes"), sample(**{"in": "bf16", "out": "e4m3", "xsf": "yes", "topk": 3})]
+
+
+@pytest.mark.parametrize("name", [name for name in CONTROLS if not name.startswith("tl_")])
+def test_a_control_is_not_flagged(name):
+    judge = Judge(Settings())
+    for case in CASES:
+        assert judge.run(case, CONTROLS[name]).state == "pass"
+
+
+@pytest.mark.parametrize("name", ["sentinel_row_0", "stale_last_row", "map_weight_slot", "tail_overrun",
+                                  "state_sorts_in_place", "precision_bf16_sum", "semantic_output_type"])
+def test_a_mutant_differs_from_its_twin_and_is_killed(name):
+    one, twin = ZOO[name], CONTROLS[ZOO[name].twin]
+    seen = [case for case in CASES if differs(one.kernel, twin, case, "reduced", CPU)]
+    assert seen
+    assert any(Judge(Settings()).run(case, one.kernel).state in ("fail", "error") for case in seen)
+    assert not differs(twin, twin, seen[0], "reduced", CPU)
+
+
+@pytest.mark.skipif(NO_COMPILER is not None, reason=str(NO_COMPILER))
+@pytest.mark.parametrize(("name", "state"), [("tl_control", "pass"), ("tl_row_0", "fail"), ("tl_bf16_sum", "fail")])
+def test_a_tilelang_mutant_compiles_and_its_twin_passes(name, state):
+    case = sample(**{"in": "bf16", "out": "bf16", "tokens": 9})
+    kernel = CONTROLS[name] if name in CONTROLS else ZOO[name].kernel
+    result = Judge(Settings()).run(case, kernel)
+    assert result.state == state, result.message
+    assert result.path == name
+
+
+@pytest.mark.parametrize("name", [name for name in ZOO if name.startswith("tl_")])
+def test_a_tilelang_mutant_lowers_for_cuda(name):
+    """And its program is not the twin's."""
+    from kernels.mutants.reduce_fused import tilelang_mutants
+
+    for result in ("bf16", "e4m3"):
+        traced = partial(tilelang_mutants.program, name, "cuda", "bf16", result)
+        assert "__global__" in tilelang_lower.lower(traced, arch("sm_90")).source
+    assert any(_script(name, result) != _script("tl_control", result) for result in ("bf16", "e4m3"))
+
+
+@functools.cache
+def _script(name: str, result: str) -> str:
+    from kernels.mutants.reduce_fused import tilelang_mutants
+
+    return str(tilelang_mutants.program(name, "cuda", "bf16", result).script())
+
+
+# ---- the command --------------------------------------------------------------------------------------------------
+
+
+def test_an_operator_without_mutants_is_one_line(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(zoo, "mutants", lambda name: {})
+    assert cli.main(["zoo", "--operator", OPERATOR, "--out", str(tmp_path / "none")]) == cli.USAGE
+    assert f"error: {OPERATOR}: no mutants in {MUTANTS}" in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_run_of_the_zoo(capsys, tmp_path, monkeypatch):
+    """Two mutants, one of which the smallest tier cannot kill, and a control, through pytest."""
+    few = {name: ZOO[name] for name in ("sentinel_row_0", "overflow_fp16")}
+    monkeypatch.setattr(zoo, "mutants", lambda name: few)
+    monkeypatch.setattr(zoo, "controls", lambda name: {"torch_control": CONTROLS["torch_control"]})
+    monkeypatch.setattr(zoo, "MUTANTS", "sentinel_row_0,overflow_fp16,torch_control")
+    real = zoo._command
+
+    def selected(name, selection, directory):
+        line = real(name, selection, directory)
+        return [*line, "-p", "kernels.mutants", "-k", "topk:2"]
+
+    monkeypatch.setattr(zoo, "_command", selected)
+    monkeypatch.setattr(zoo, "kernels", lambda *_: [])
+    before = {path: path.stat().st_mtime for path in (ROOT / "reports").glob("*")}
+    code = cli.main(["zoo", "--operator", OPERATOR, "--tier", "smoke", "--out", str(tmp_path)])
+    out = capsys.readouterr().out
+    assert code == cli.FAILED
+    assert out.splitlines()[-1] == "killed 1/2"
+    assert "SURVIVED" in out and "checks that kill no mutant" in out
+    assert {path: path.stat().st_mtime for path in (ROOT / "reports").glob("*")} == before
+    page = (tmp_path / OPERATOR / "kill-matrix.html").read_text(encoding="utf-8")
+    assert "killed 1/2" in page and "sentinel_row_0" in page
+
+
+def test_the_matrix_of_an_operator_is_the_one_that_pytest_runs():
+    line = zoo._command(OPERATOR, zoo.Selection(tiers=("smoke", "edge"), data="exact"), Path("out"))
+    assert line[line.index("--tier") + 1] == "smoke,edge" and line[line.index("--data") + 1] == "exact"
+    assert "--report-dir=out" in line
+    assert matrix(OPERATOR).plan(("smoke", "edge"))
