@@ -156,7 +156,8 @@ def _import_module(name: str) -> None:
     """Import a module that ``--kernels`` names. Raises ConformanceError when there is none, or no kernel in it."""
     is_path = all(part.isidentifier() for part in name.split("."))
     if not is_path or ("." not in name and importlib.util.find_spec(name) is None):
-        raise unknown_name("kernel", name, {kernel.name for kernel in all_registered()})
+        known = {kernel.name for kernel in all_registered() if not kernel.module.startswith(MUTANTS)}
+        raise unknown_name("kernel", name, known)
     _import(name, "kernel module")
     _check_operators()
     if not _named(name):
