@@ -61,6 +61,11 @@ Runs tiers (default: smoke,edge) on kernels that are wrong on purpose and on the
 which check kills which mutant and, last, "killed N/N". Records, log, kill matrix (JSON) and page go below --out.
 """
 
+_PIN = """\
+Writes references/pins/OPERATOR.json: digests of the reference outputs of the smoke cases. A run in which one of them
+comes out otherwise reports "oracle changed" and fails. Needed after a change of reference, inputs or smoke cases.
+"""
+
 
 class _Parser(argparse.ArgumentParser):
     """One line of error instead of a usage text, and no guessing of shortened options."""
@@ -135,6 +140,9 @@ def _parser() -> argparse.ArgumentParser:
     rules.add_argument("--update", metavar="RECORDS", type=Path, help="propose changes that a run asks for, as a diff")
     rules.add_argument("--rule-set", metavar="NAME", help="a published kernel's rules, over its own cells")
     options.add_to_argparse(rules, but=("--tier", "--sizes", "--data", "--case"))
+
+    pin = add("pin", "accept the reference outputs as they are now", _pin, _PIN)
+    options.add_to_argparse(pin, but=tuple(o.flag for o in options.OPTIONS if o.flag != "--operator"))
 
     zoo = add("zoo", "prove that the suite sees faults: run the mutants", _zoo, _ZOO)
     zoo.add_argument("--out", metavar="DIR", type=Path, help="where everything goes (default: reports/zoo)")
@@ -215,6 +223,15 @@ def _expectations(args: argparse.Namespace) -> int:
     if args.update:
         return OK if expectations.print_update(args.update, selection) else FAILED
     return OK if expectations.print_rules(selection) else FAILED
+
+
+def _pin(args: argparse.Namespace) -> int:
+    from conformance.pins import pin
+
+    for of in _select(args).matrices():
+        path, count, changed = pin(of.operator)
+        print(f"{path}: {count} cases, {changed} of them changed")
+    return OK
 
 
 def _zoo(args: argparse.Namespace) -> int:

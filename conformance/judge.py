@@ -21,6 +21,7 @@ from conformance.kernel import LEVELS, Kernel
 from conformance.launch import KernelRaised, Launched, Launcher
 from conformance.layouts import MAY_REFUSE
 from conformance.operator import Call, Reference, Shared
+from conformance.pins import changed
 from conformance.registry import matrix, operator
 from conformance.result import REJECTED, Result, Settings, blank_result, refusal, why_not_run
 from conformance.vacuity import accepted, is_proved
@@ -73,6 +74,8 @@ class Judge:
         blank = blank_result(case, kernel, self.settings, "pass")
         try:
             subject = self._prepare(case, blank.group)
+            if (drift := changed(case, self.settings.sizes, subject.reference.golden)) is not None:
+                return replace(blank, state="error", kind="oracle-changed", message=f"{case.id}: {drift}")
             if (taken := self._accepted(case, subject)) is not None:
                 return replace(blank, state="error", kind="vacuous",
                                message=f"{case.id}: the case is vacuous: its verdict accepts {taken}")
@@ -190,7 +193,7 @@ def _launch_and_compare(launcher: Launcher, subject: _Subject, allowance: Allowa
         if first is not None:
             if torch.equal(bits(launched.result), bits(first[1])):
                 continue
-            if kernel.repeatable:
+            if kernel.repeats(call.case.params):
                 found = _blamed(_disagreement(launcher, first, launched), subject)
                 found = explain(found, launcher, launched, subject.reference, subject.reference, allowance)
                 return found, launched.path
