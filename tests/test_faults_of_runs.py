@@ -78,7 +78,7 @@ def test_a_full_disk_does_not_end_the_run_but_fails_it(tmp_path: Path) -> None:
     line = command(tmp_path, "-n", "1", "-p", "no:cacheprovider", "--kernels", MODULE, "--case", " ".join(CASES))
     limited = (
         "import os, resource, sys\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (5200, 5200))\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (4900, 4900))\n"
         f"os.execv({line[0]!r}, {line!r})"
     )
     done = subprocess.run(
