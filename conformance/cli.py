@@ -235,7 +235,7 @@ def _pin(args: argparse.Namespace) -> int:
 
 
 def _zoo(args: argparse.Namespace) -> int:
-    from conformance.zoo import zoo
+    from conformance.zoo.command import zoo
 
     return OK if zoo(_select(args), args.out) else FAILED
 

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from conformance.case import Case
-from conformance.diagnosis import Allowance
+from conformance.diagnosis.diagnose import Allowance
+from conformance.diagnosis.inquiry import explain
 from conformance.errors import NotSupported
 from conformance.formats import bits
 from conformance.guards import checksum, shares_memory, unwritten
-from conformance.inquiry import explain
 from conformance.kernel import LEVELS, Kernel
 from conformance.launch import KernelRaised, Launched, Launcher
 from conformance.layouts import MAY_REFUSE

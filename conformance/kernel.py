@@ -37,7 +37,8 @@ class Kernel:
     returns the result (and may take ``out_dtype``). promise: the level below which it fails. devices: where it
     runs. supports(params): None, or why a case is not taken. requires(device): None, or why it cannot run on this
     machine. prepare(params, device): compile ahead what a case needs. configs: strings that can be forced
-    through the function's ``config`` parameter. repeatable: same bits on every run. strided: takes strided and
+    through the function's ``config`` parameter. repeatable: same bits on every run, for all cases or by
+    their parameters. strided: takes strided and
     unaligned tensors. native: the paths that are no fallback (default: the kernel's own name); another one that the
     function reports needs a rule of expectation. route(params, arch): the path and configuration for an architecture
     that need not be here, NotSupported when it would refuse. lower(params, arch): the code of that configuration.
@@ -53,7 +54,7 @@ class Kernel:
     requires: Callable[[str], str | None] | None = None
     prepare: Callable[[Mapping[str, str], str], None] | None = None
     configs: tuple[str, ...] = ()
-    repeatable: bool = True
+    repeatable: bool | Callable[[Mapping[str, str]], bool] = True
     strided: bool = False
     native: tuple[str, ...] = ()
     route: Callable[[Mapping[str, str], Arch], Route] | None = None
@@ -63,6 +64,10 @@ class Kernel:
     @property
     def module(self) -> str:
         return self.function.__module__
+
+    def repeats(self, params: Mapping[str, str]) -> bool:
+        """Whether a case with these parameters must give the same bits on every run."""
+        return self.repeatable if isinstance(self.repeatable, bool) else self.repeatable(params)
 
     @property
     def native_paths(self) -> tuple[str, ...]:

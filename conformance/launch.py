@@ -178,7 +178,11 @@ def _redraw(launcher: Launcher) -> Iterator[Launched]:
 
 
 def _graph(launcher: Launcher) -> Iterator[Launched]:
-    """Captured once, replayed on the same and then on other inputs written to the same addresses."""
+    """Captured once, replayed on the same and then on other inputs written to the same addresses. Where there are no
+    graphs, on a CPU, the calls are made one by one: what a replay would remember must be remembered by nobody."""
+    if launcher.device.type != "cuda":
+        yield from _redraw(launcher)
+        return
     yield launcher.once("eagerly, before capture", 0)
     out = GuardedOutput.allocate(launcher.call.output, launcher.device)
     out.poison(0)
@@ -197,6 +201,7 @@ def _graph(launcher: Launcher) -> Iterator[Launched]:
 
 _MODES: dict[str, Callable[[Launcher], Iterator[Launched]]] = {
     "plain": _plain,
+    "eager": _plain,  # what the opposite of a graph is called
     "repeat": _repeat,
     "configs": _configs,
     "redraw": _redraw,

@@ -63,10 +63,12 @@ class OracleRows:
 @dataclass(frozen=True)
 class Reference:
     """``golden``: the documented order of roundings, in the output's dtype. ``oracle`` yields the fp64 result a
-    few rows at a time, so that no tensor of the output's size is ever held in fp64."""
+    few rows at a time, so that no tensor of the output's size is ever held in fp64. ``published``: the tolerance
+    (atol = rtol) that the field quotes for the operator, where it is not the output format's."""
 
     golden: Tensor
     oracle: Callable[[], Iterator[OracleRows]]
+    published: float | None = None
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,8 @@ class Operator:
     inputs(case, sizes, device, shared): the call of a case, ``sizes`` being "official" or "reduced".
     reference(call, shared): golden and oracle. memory(case, sizes): peak bytes of judging the case once.
     cost(call): roofline figures. policies: values that are choice, not mathematics. budget: the formula in words.
-    workloads: named model shapes (tokens, topk, hidden). faults: faulty semantics that failures are compared with,
+    workloads: named model shapes (tokens, topk, hidden). published: the field's tolerance for this operator, where it
+    is not the formats'. faults: faulty semantics that failures are compared with,
     most specific first; where there are any, the inputs' ``set_poison`` knows a third poison, number 2: finite values
     that differ from row to row and so tell what was read.
     """
@@ -154,4 +157,5 @@ class Operator:
     policies: Mapping[str, str] = field(default_factory=dict)
     budget: str = ""
     workloads: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    published: float | None = None
     faults: tuple[Fault, ...] = ()

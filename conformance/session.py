@@ -116,7 +116,7 @@ class Controller:
                 operators=names, sizes=self.run.settings(arch).sizes, data=self.run.selection.data, workers=workers,
                 tiers=sorted({tier for case, _ in cases for tier in case.tiers}),
                 policies={c.name: dict(c.policies) for c in contracts},
-                tolerances={c.name: {f.name: f.published for f in FORMATS.values()} for c in contracts},
+                tolerances={c.name: {f.name: c.published or f.published for f in FORMATS.values()} for c in contracts},
                 budget={c.name: c.budget for c in contracts},
                 facts={name: {"value": fact.value, "source": fact.source} for name, fact in table.facts.items()},
                 probe=self._probes[arch],

@@ -72,7 +72,8 @@ def _windows(call: Call, reference: Reference) -> Iterator[_Window]:
         here = slice(chunk.start + start, chunk.start + stop)
         fixed = call.bitwise_rows
         yield _Window(replace(call, bitwise_rows=None if fixed is None else fixed[here]),
-                      Reference(reference.golden[here], lambda rows=rows: iter((rows,))), rows)  # type: ignore[misc]
+                      Reference(reference.golden[here], lambda rows=rows: iter((rows,)),  # type: ignore[misc]
+                                reference.published), rows)
 
 
 def _passes(window: _Window, change: Callable[[Tensor], Tensor]) -> bool | None:
@@ -96,8 +97,9 @@ def _wrong(window: _Window, changed: Tensor, row: int) -> bool:
     moved = (now - was).abs()
     if window.call.regime == "exact":
         return bool((moved > 0).any())
+    published = window.reference.published or form.published
     step = 2.0 ** (1 - form.precision) * torch.maximum(was.abs(), now.abs()) + 2.0**form.minimum_exponent
-    doubtful = torch.minimum(4 * (window.rows.error[row].double() + step), 2 * form.published * (1 + was.abs()))
+    doubtful = torch.minimum(4 * (window.rows.error[row].double() + step), 2 * published * (1 + was.abs()))
     return bool(((moved > doubtful) & moved.isfinite()).any())
 
 

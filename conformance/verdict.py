@@ -122,20 +122,21 @@ def _level(tally: _Tally, differs: Tensor) -> str | None:
 def _tally(result: Tensor, reference: Reference) -> _Tally:
     tally = _Tally()
     for rows in reference.oracle():
-        _measure(result[rows.start : rows.stop], reference.golden[rows.start : rows.stop], rows, tally)
+        here = slice(rows.start, rows.stop)
+        _measure(result[here], reference.golden[here], rows, tally, reference.published or _format(result).published)
     return tally
 
 
-def _measure(result: Tensor, golden: Tensor, rows: OracleRows, tally: _Tally) -> None:
+def _measure(result: Tensor, golden: Tensor, rows: OracleRows, tally: _Tally, published: float) -> None:
     """Add the rows' errors, in units of budget and of published tolerance, to ``tally``.
 
     First in fp32, in few passes over memory, which settles all that is finite and clearly right; else in fp64.
     """
-    if result.numel() and not _clearly_right(result, rows, tally):
-        _measure_exactly(result, golden, rows, tally)
+    if result.numel() and not _clearly_right(result, rows, tally, published):
+        _measure_exactly(result, golden, rows, tally, published)
 
 
-def _clearly_right(result: Tensor, rows: OracleRows, tally: _Tally) -> bool:
+def _clearly_right(result: Tensor, rows: OracleRows, tally: _Tally, published: float) -> bool:
     """Whether every element keeps budget and tolerance by more than fp32 arithmetic can be wrong.
 
     The half ULP is taken at the exact value itself, which is never more than the budget's. The tolerance follows
@@ -155,13 +156,13 @@ def _clearly_right(result: Tensor, rows: OracleRows, tally: _Tally) -> bool:
     budget = power.clamp_(min=2.0**form.minimum_exponent).mul_(2.0**-form.precision).add_(rows.error)
     largest = float(error.max())
     fraction = float(error.div_(budget).max())
-    if not (fraction < 1 - margin and float(rows.error.max()) < form.published / 2):
+    if not (fraction < 1 - margin and float(rows.error.max()) < published / 2):
         return False
     tally.fraction, tally.error = max(tally.fraction, fraction), max(tally.error, largest)
     return True
 
 
-def _measure_exactly(result: Tensor, golden: Tensor, rows: OracleRows, tally: _Tally) -> None:
+def _measure_exactly(result: Tensor, golden: Tensor, rows: OracleRows, tally: _Tally, published: float) -> None:
     """The same in fp64, element by element, infinities included."""
     value = result.double()
     error, budget, settled = element_errors(result, golden, rows)
@@ -170,7 +171,7 @@ def _measure_exactly(result: Tensor, golden: Tensor, rows: OracleRows, tally: _T
     over_budget = fraction > 1.0
     form = _format(result)
     expected = _in_range(rows.value, form)
-    over_published = (~(error <= form.published * (1 + expected.abs()))).logical_and_(~settled)
+    over_published = (~(error <= published * (1 + expected.abs()))).logical_and_(~settled)
     tally.over_published += int(over_published.sum())
     tally.fraction = max(tally.fraction, float(fraction.max()))
     tally.error = max(tally.error, float(error.masked_fill(settled, 0.0).nan_to_num_(nan=torch.inf).max()))

@@ -9,16 +9,18 @@ import pytest
 import torch
 from engine_samples import CPU, call_of, contract, right, sample, subject
 
-from conformance import diagnosis, inquiry, mutants
-from conformance.diagnosis import FIRST, Allowance, diagnose
-from conformance.evidence import gather
-from conformance.faulty_casts import casts
+from conformance.diagnosis import diagnose as diagnosis
+from conformance.diagnosis import inquiry
+from conformance.diagnosis.diagnose import FIRST, Allowance, diagnose
+from conformance.diagnosis.evidence import gather
+from conformance.diagnosis.faulty_casts import casts
+from conformance.diagnosis.regions import region
 from conformance.formats import FORMATS
 from conformance.judge import Judge
-from conformance.kill_matrix import cause_of
-from conformance.regions import region
 from conformance.registry import MUTANTS, kernels
 from conformance.result import Settings
+from conformance.zoo import mutants
+from conformance.zoo.kill_matrix import cause_of
 
 OPERATOR = "moe_reduce_fused"
 kernels(OPERATOR, (MUTANTS,))

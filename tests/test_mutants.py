@@ -12,14 +12,16 @@ from pathlib import Path
 import pytest
 from engine_samples import CPU, sample
 
-from conformance import cli, mutants, zoo
-from conformance.applied import differs
+from conformance import cli
 from conformance.errors import ConformanceError
 from conformance.judge import Judge
 from conformance.kernel import LEVELS
-from conformance.mutants import FAULTS
 from conformance.registry import MUTANTS, ROOT, arch, kernels, matrix
 from conformance.result import Settings
+from conformance.zoo import command as zoo
+from conformance.zoo import mutants
+from conformance.zoo.applied import differs
+from conformance.zoo.mutants import FAULTS
 from kernels import tilelang_build, tilelang_lower
 
 OPERATOR = "moe_reduce_fused"

@@ -16,11 +16,11 @@ from hypothesis import Phase, given, settings, target
 from hypothesis import strategies as st
 from torch import Tensor
 
-from conformance import mutants
 from conformance.formats import bits
 from conformance.operator import Call, Reference
 from conformance.registry import MUTANTS, kernels, operator
 from conformance.verdict import golden_fraction, judge
+from conformance.zoo import mutants
 
 OPERATOR = "moe_reduce_fused"
 KERNELS = [kernel for kernel in kernels(OPERATOR)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from conformance.mutants import control, mutant
+from conformance.zoo.mutants import control, mutant
 from kernels import tilelang_build
 from kernels.dialect import form_of, fp8_here, target_of
 from kernels.mutants.reduce_fused.steps import OPERATOR

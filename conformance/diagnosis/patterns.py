@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from conformance.evidence import Evidence
+from conformance.diagnosis.evidence import Evidence
 from conformance.formats import bits, cast
 from conformance.guards import POISON_BYTES
 

@@ -10,8 +10,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from conformance.diagnosis import PROBE, Allowance, Diagnosis, diagnose
-from conformance.evidence import Evidence, gather
+from conformance.diagnosis.diagnose import PROBE, Allowance, Diagnosis, diagnose
+from conformance.diagnosis.evidence import Evidence, gather
 from conformance.formats import bits, format_of
 from conformance.launch import KernelRaised, Launched, Launcher
 from conformance.operator import Call, Fault, Reference, Shared

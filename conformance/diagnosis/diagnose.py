@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from conformance import patterns
-from conformance.evidence import Evidence
-from conformance.faulty_casts import casts
+from conformance.diagnosis import patterns
+from conformance.diagnosis.evidence import Evidence
+from conformance.diagnosis.faulty_casts import casts
+from conformance.diagnosis.regions import region
 from conformance.operator import Fault
-from conformance.regions import region
 
 FIRST = 4  # failures of one kernel in one process that are all diagnosed; then each time their number has doubled
 SECONDS = 60.0  # for all diagnoses of one process

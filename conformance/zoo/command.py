@@ -17,11 +17,11 @@ from pathlib import Path
 
 from conformance.console import print_table
 from conformance.errors import ConformanceError
-from conformance.kill_matrix import Killed, KillMatrix, collect, matrix_of, read_results
 from conformance.matrix import Matrix
-from conformance.mutants import Mutant, controls, mutants
 from conformance.options import Selection
 from conformance.registry import MUTANTS, ROOT, kernels, matrix
+from conformance.zoo.kill_matrix import Killed, KillMatrix, collect, matrix_of, read_results
+from conformance.zoo.mutants import Mutant, controls, mutants
 
 TIERS = ("smoke", "edge")
 _TRIES = 8
@@ -90,7 +90,7 @@ def _applied(found: Mapping[str, Killed], known: Mapping[str, Mutant], selection
     """Mutant -> case on which it was seen to differ from its twin: a case that kills it, run again side by side."""
     import torch
 
-    from conformance.applied import differs
+    from conformance.zoo.applied import differs
 
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     sizes = selection.sizes or ("official" if device.type == "cuda" else "reduced")

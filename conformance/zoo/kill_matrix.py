@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from conformance.errors import ConformanceError
-from conformance.mutants import Mutant
+from conformance.zoo.mutants import Mutant
 
 FAILING = frozenset({"fail", "error", "crash", "timeout"})
 # Every kind of failure that a kernel can be given.
