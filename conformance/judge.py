@@ -5,49 +5,33 @@ from __future__ import annotations
 import functools
 import time
 import traceback
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from conformance.case import Case
+from conformance.comparison import Subject, launch_and_compare
 from conformance.diagnosis.diagnose import Allowance
-from conformance.diagnosis.inquiry import explain
 from conformance.errors import NotSupported
-from conformance.formats import bits
-from conformance.guards import checksum, shares_memory, unwritten
-from conformance.kernel import LEVELS, Kernel
-from conformance.launch import KernelRaised, Launched, Launcher
+from conformance.guards import checksum
+from conformance.kernel import Kernel
+from conformance.launch import KernelRaised, Launcher
 from conformance.layouts import MAY_REFUSE
-from conformance.operator import Call, Reference, Shared
+from conformance.operator import Shared
 from conformance.pins import changed
 from conformance.registry import matrix, operator
 from conformance.result import REJECTED, Result, Settings, blank_result, refusal, why_not_run
 from conformance.vacuity import accepted, is_proved
-from conformance.verdict import Verdict, check_form, golden_fraction, judge
+from conformance.verdict import golden_fraction
 
 
 def torch_device(settings: Settings) -> torch.device:
     return torch.device("cuda", 0) if settings.device == "cuda" else torch.device(settings.device)
 
 
-# Failures after which the inputs are known to be as they were: `_blamed` has looked, and no guard band was touched.
+# Failures after which the inputs are known to be as they were: the comparison has looked, and no guard band was touched.
 _HARMLESS = frozenset({"nan-map", "inf-map", "exact", "bits", "budget", "published", "poison", "repeat"})
-
-
-@dataclass(frozen=True)
-class _Subject:
-    """One case made ready: its call, its reference, and the checksums of inputs and golden before any kernel ran."""
-
-    call: Call
-    reference: Reference
-    sums: dict[str, int]
-    golden_sum: int
-    golden_fraction: Callable[[], float]
-
-    def intact(self) -> bool:
-        return checksum(self.reference.golden) == self.golden_sum
 
 
 class Judge:
@@ -62,7 +46,7 @@ class Judge:
         self.device = torch_device(settings)
         self.shared = Shared()
         self.lost: str | None = None
-        self._subject: tuple[str, _Subject] | None = None
+        self._subject: tuple[str, Subject] | None = None
 
     def run(self, case: Case, kernel: Kernel) -> Result:
         """Never raises for what a kernel does; ConformanceError for a case or a file that is wrong itself."""
@@ -112,7 +96,7 @@ class Judge:
         self._subject = None
         self.shared.clear()
 
-    def _prepare(self, case: Case, group: str) -> _Subject:
+    def _prepare(self, case: Case, group: str) -> Subject:
         if self._subject is not None and self._subject[0] == case.id:
             return self._subject[1]
         self._subject = None
@@ -122,11 +106,11 @@ class Judge:
         call.set_poison(1)
         reference = contract.reference(call, self.shared)
         fraction = functools.lru_cache(lambda: golden_fraction(reference))
-        subject = _Subject(call, reference, self._checksums(call), checksum(reference.golden), fraction)
+        subject = Subject(call, reference, self._checksums(call), checksum(reference.golden), fraction)
         self._subject = case.id, subject
         return subject
 
-    def _accepted(self, case: Case, subject: _Subject) -> str | None:
+    def _accepted(self, case: Case, subject: Subject) -> str | None:
         """What is wrong and yet accepted by the case, looked for once per case."""
         if not is_proved(case, self.vacuity):
             return None
@@ -142,11 +126,11 @@ class Judge:
             for name, value in call.arguments.items() if isinstance(value, Tensor)
         }
 
-    def _judged(self, case: Case, kernel: Kernel, subject: _Subject, blank: Result) -> Result:
+    def _judged(self, case: Case, kernel: Kernel, subject: Subject, blank: Result) -> Result:
         contract = operator(case.operator)
         launcher = Launcher(contract, kernel, subject.call, self.settings.sizes, self.device, self.shared)
         try:
-            verdict, path = _launch_and_compare(launcher, subject, self._allowance)
+            verdict, path = launch_and_compare(launcher, subject, self._allowance)
         except KernelRaised as raised:
             error = raised.__cause__
             if isinstance(error, NotSupported):
@@ -171,93 +155,3 @@ class Judge:
             details=verdict.details,
             path=path,
         )
-
-
-def _launch_and_compare(launcher: Launcher, subject: _Subject, allowance: Allowance) -> tuple[Verdict, str | None]:
-    """Launch in the case's mode. Every launch must hold, and the weakest one counts; launches of the same call and
-    configuration must agree bit by bit. What fails is explained as long as ``allowance`` grants it."""
-    kernel, call = launcher.kernel, launcher.call
-    passed: list[Verdict] = []
-    paths: dict[str, None] = {}  # what ran where no configuration was forced, in order
-    firsts: dict[str | None, tuple[Launched, Tensor]] = {}
-    for launched in launcher.launch(call.case.get("launch", "plain")):
-        if launched.config is None and launched.path is not None:
-            paths[launched.path] = None
-        problem = check_form(launched.result, call.output, launcher.device, kernel.fills_out)
-        if launched.overrun or problem:
-            kind, what = ("guard", launched.overrun) if launched.overrun else ("form", problem)
-            return Verdict(None, kind, f"{launched.label}: {what}"), launched.path
-        if launched.result.numel() and (name := shares_memory(launched.result, launched.call.arguments)):
-            return Verdict(None, "form", f"{launched.label}: the result is a view of the input {name}"), launched.path
-        first = firsts.get(launched.config) if launched.call is call else None
-        if first is not None:
-            if torch.equal(bits(launched.result), bits(first[1])):
-                continue
-            if kernel.repeats(call.case.params):
-                found = _blamed(_disagreement(launcher, first, launched), subject)
-                found = explain(found, launcher, launched, subject.reference, subject.reference, allowance)
-                return found, launched.path
-        same = launched.call is call
-        reference = subject.reference if same else launcher.operator.reference(launched.call, Shared())
-        fraction = subject.golden_fraction() if same else golden_fraction(reference)
-        found = judge(launched.result, launched.call, reference, kernel.promise, fraction)
-        if not found.passed:
-            found = _blamed(_explained(found, launched), subject)
-            return explain(found, launcher, launched, reference, subject.reference, allowance), launched.path
-        passed.append(found)
-        if launched.call is call:
-            firsts.setdefault(launched.config, (launched, launched.result.clone()))
-    verdict = max(passed, key=lambda one: (LEVELS.index(one.level or ""), one.budget_fraction or 0.0))
-    fallbacks = [path for path in paths if path not in kernel.native_paths]
-    return _blamed(verdict, subject), next(iter([*fallbacks, *paths]), None)
-
-
-def _blamed(verdict: Verdict, subject: _Subject) -> Verdict:
-    """The verdict, or that the kernel wrote to its inputs: what follows from them, later results and the oracle,
-    is wrong then as well."""
-    call = subject.call
-    call.set_poison(1)
-    changed = [name for name, value in subject.sums.items() if checksum(call.arguments[name]) != value]
-    if not changed:
-        return verdict
-    message = f"wrote to its input {', '.join(changed)}"
-    if verdict.passed:
-        return replace(verdict, kind="input-changed", message=message)
-    return Verdict(None, "input-changed", f"{message}; after that, {verdict.message}")
-
-
-def _explained(verdict: Verdict, launched: Launched) -> Verdict:
-    """The verdict with the launch it belongs to and, where elements still hold poison, that they were not written."""
-    left = unwritten(launched.result, launched.poison)
-    count = int(left.sum())
-    if count and count == left.numel():
-        note = "; no element was written"
-    elif count:
-        note = f"; {count} elements still hold the poison of the output, first at {left.nonzero()[0].tolist()}"
-    else:
-        note = ""
-    return replace(verdict, message=f"{launched.label}: {verdict.message}{note}")
-
-
-def _disagreement(launcher: Launcher, first: tuple[Launched, Tensor], second: Launched) -> Verdict:
-    """Two launches of one call differ: run both poisons again to tell poison from chance."""
-    result = second.result.clone()
-    differs = bits(result) != bits(first[1])
-    place = differs.nonzero()[0].tolist()
-    by_poison = first[0].poison != second.poison
-    # The second one first: a kernel that is wrong on every other call would repeat itself in the old order.
-    for launched, before in ((second, result), first):
-        again = launcher.once("again", launched.poison, launched.config).result
-        well_formed = check_form(again, launcher.call.output, launcher.device, True) is None
-        by_poison = by_poison and well_formed and torch.equal(bits(again), bits(before))
-    kind = "poison" if by_poison else "repeat"
-    what = (
-        "depends on what stood in the output, in padding or in rows that no slot refers to"
-        if kind == "poison"
-        else "is not repeatable"
-    )
-    one, two = float(first[1][tuple(place)]), float(result[tuple(place)])
-    message = f"the result {what}: {int(differs.sum())} elements differ between '{first[0].label}' and "
-    message += f"'{second.label}', first at {place}: {one:.9g} and {two:.9g}"
-    first_place = {"index": place, "expected": one, "actual": two}
-    return Verdict(None, kind, message, wrong=int(differs.sum()), first=first_place)
