@@ -18,7 +18,7 @@ from conformance.guards import checksum
 from conformance.kernel import Kernel
 from conformance.launch import KernelRaised, Launcher
 from conformance.layouts import MAY_REFUSE
-from conformance.operator import Shared
+from conformance.operator import Call, Shared
 from conformance.pins import changed
 from conformance.registry import matrix, operator
 from conformance.result import REJECTED, Result, Settings, blank_result, refusal, why_not_run
@@ -30,7 +30,7 @@ def torch_device(settings: Settings) -> torch.device:
     return torch.device("cuda", 0) if settings.device == "cuda" else torch.device(settings.device)
 
 
-# Failures after which the inputs are known to be as they were: the comparison has looked, and no guard band was touched.
+# Failures after which the inputs are known to be as they were: the comparison has looked, no guard band was touched.
 _HARMLESS = frozenset({"nan-map", "inf-map", "exact", "bits", "budget", "published", "poison", "repeat"})
 
 
