@@ -16,12 +16,13 @@ from conformance.rules import every_point, governed, problems
 
 def print_rules(selection: Selection) -> bool:
     """Print the rules of each architecture (default: all that have a table); False when something is wrong."""
-    points = every_point(selection.kernels)
+    names = _names(selection.archs)
+    rules_of = {name: (*arch(name).rules, *selection.expectations) for name in names}
+    points = every_point([rule for rules in rules_of.values() for rule in rules], selection.kernels)
     found: list[str] = []
     rows = []
-    for name in _names(selection.archs):
+    for name, rules in rules_of.items():
         table = arch(name)
-        rules = (*table.rules, *selection.expectations)
         rows += [(name, str(entry.rule), entry.points, entry.rule.until, entry.rule.reason, entry.rule.where)
                  for entry in governed(rules, [table], points)]
         found += [f"{name}: {problem}" for problem in problems(table, rules, points)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -59,5 +60,6 @@ def group_of(nodeid: str) -> str:
     return f"{planned.case.operator}@{planned.arch}/{matrices()[planned.case.operator].group_of(planned.case)}"
 
 
+@functools.cache
 def _operators_by_file() -> dict[str, str]:
     return {of.path.name: name for name, of in matrices().items()} if matrix_files() else {}

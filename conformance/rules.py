@@ -25,11 +25,15 @@ class Governed(NamedTuple):
     points: int
 
 
-def every_point(words: Sequence[str] = ()) -> list[Point]:
-    """Everything that a rule can be about: each case of any tier on each kernel of this checkout, and on those that
-    ``words`` (of ``--kernels``) add. A rule is stale when it is about none of them, whatever a run selects."""
+def every_point(rules: Sequence[Expectation], words: Sequence[str] = ()) -> list[Point]:
+    """Everything that these rules can be about: each case of any tier on each kernel of this checkout, and on those
+    that ``words`` (of ``--kernels``) add. A rule is stale when it is about none of them, whatever a run selects."""
     found: list[Point] = []
+    named = [rule.match.get("operator", ()) for rule in rules]
+    wanted = {name for names in named if isinstance(names, tuple) for name in names}
     for of in matrices().values():
+        if all(named) and of.operator not in wanted:
+            continue  # no rule is about this operator: its cases need not be planned
         contract = operator(of.operator)
         names = dict.fromkeys(kernel.name for kernel in (*kernels(of.operator), *kernels(of.operator, words)))
         for case in of.plan(of.tier_names):

@@ -8,20 +8,22 @@ import os
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from conformance.case import Case
+from conformance.earlier import key
 from conformance.environment import visible_gpus
 from conformance.errors import ConformanceError
 from conformance.isolation import Death
 from conformance.plan import Planned, parse_nodeid
+from conformance.portion import Division, Portion
 from conformance.progress import Display
-from conformance.recorder import Recorder, run_line
-from conformance.registry import ROOT, kernels, operator, operators
+from conformance.recorder import Recorder
+from conformance.registry import ROOT, kernels, operators
 from conformance.registry import arch as table_of
 from conformance.result import blank_result
 from conformance.rules import Point, every_point
@@ -43,8 +45,9 @@ def workers_for(run: Run) -> int:
 class Controller:
     """One per run. ``directory`` is where records and pages go; None = reports/, or reports/rerun for single cases."""
 
-    def __init__(self, run: Run, directory: Path | None) -> None:
+    def __init__(self, run: Run, directory: Path | None, portion: Portion | None = None) -> None:
         self.run = run
+        self.portion = portion or Portion()
         self.directory = directory or ROOT / "reports" / ("rerun" if run.selection.cases else "")
         self.recorders: dict[str, Recorder] = {}
         self.display = Display(self.recorders)
@@ -78,7 +81,8 @@ class Controller:
 
     @functools.cached_property
     def _all_points(self) -> list[Point]:
-        return every_point(self.run.selection.kernels)
+        rules = [rule for arch in self.run.archs for rule in self.run.rules(arch)]
+        return every_point(rules, self.run.selection.kernels)
 
     @functools.cached_property
     def _probes(self) -> dict[str, dict[str, dict[str, Any]]]:
@@ -87,49 +91,57 @@ class Controller:
 
         return {arch: probe(table_of(arch), device) for arch, device in self.run.archs.items()}
 
-    def start(self, nodeids: Sequence[str], workers: int) -> None:
-        """Open one record file per architecture, once it is known what will run."""
-        from conformance.environment import identity
-        from conformance.formats import FORMATS
-        from conformance.probe import disagreements
-        from conformance.rules import governed, problems
+    def start(self, nodeids: Sequence[str], workers: int, division: Division | None = None) -> None:
+        """Open one record file per architecture, once it is known what will run.
 
-        by_arch: dict[str, list[Planned]] = {}
-        for planned in filter(None, map(parse_nodeid, nodeids)):
-            by_arch.setdefault(self._arch(planned), []).append(planned)
+        Raises ConformanceError when a run that is to be resumed differs from this one, or a file cannot be written.
+        """
+        from conformance.probe import disagreements
+        from conformance.rules import problems
+        from conformance.run_facts import resumed_facts, shard_facts
+
+        division = division or Division()
+        by_arch = self._by_arch([*nodeids, *division.recorded])
+        elsewhere, identity = self._by_arch(division.elsewhere), self._by_arch(division.identity)
+        lines: dict[str, dict[str, Any]] = {}
         for arch, entries in by_arch.items():
-            names = list(dict.fromkeys(entry.case.operator for entry in entries))
-            used = {entry.kernel for entry in entries}
-            contracts = [operator(name) for name in names]
-            described = {
-                kernel.name: {
-                    "operator": name, "promise": kernel.promise, "module": kernel.module, "about": kernel.about
-                }
-                for name in names
-                for kernel in kernels(name, self.run.selection.kernels)
-                if kernel.name in used
-            }
-            cases = [(self._with_tiers(entry), entry.kernel) for entry in entries]
+            line = lines[arch] = self._line(arch, entries, workers)
+            if self.portion.shard is not None:
+                whole = self._line(arch, [*entries, *elsewhere.get(arch, ())], workers)
+                line["shard"] = shard_facts(self.portion.shard, line, whole, self._pairs(identity.get(arch, ())),
+                                            division.seconds, self.portion.costs_digest)
+            if arch in self.portion.earlier:
+                line["resumed"] = resumed_facts(self.portion.earlier[arch], line, self.portion.anyway)
+        carried = self._by_arch(division.recorded)
+        for arch, line in lines.items():
+            earlier = self.portion.earlier.get(arch)
+            results = [earlier.lines[key(e.case.id, e.kernel)] for e in carried.get(arch, ())] if earlier else []
+            recorder = self.recorders[arch] = Recorder(self.directory / f"{arch}.jsonl", line, results)
             table, rules = table_of(arch), self.run.rules(arch)
-            line = run_line(
-                identity(arch), cases, described,
-                operators=names, sizes=self.run.settings(arch).sizes, data=self.run.selection.data, workers=workers,
-                tiers=sorted({tier for case, _ in cases for tier in case.tiers}),
-                policies={c.name: dict(c.policies) for c in contracts},
-                tolerances={c.name: {f.name: c.published or f.published for f in FORMATS.values()} for c in contracts},
-                budget={c.name: c.budget for c in contracts},
-                facts={name: {"value": fact.value, "source": fact.source} for name, fact in table.facts.items()},
-                probe=self._probes[arch],
-                rules=[{"where": entry.rule.where, "text": str(entry.rule), "reason": entry.rule.reason,
-                        "source": entry.rule.source, "until": entry.rule.until, "cases": entry.points}
-                       for entry in governed(rules, [table], self._all_points if rules else ())],
-            )
-            self.recorders[arch] = Recorder(self.directory / f"{arch}.jsonl", line)
-            for problem in disagreements(table, self._probes[arch]):
-                self.recorders[arch].note(problem)
-            for problem in problems(table, rules, self._all_points) if rules else ():
-                self.recorders[arch].note(problem)
+            for problem in (
+                *((earlier.end or {}).get("notes", ()) if earlier else ()),  # a worker lost then is lost still
+                *disagreements(table, self._probes[arch]),
+                *(problems(table, rules, self._all_points) if rules else ()),
+            ):
+                recorder.note(problem)
         self.display.start()
+
+    def _by_arch(self, nodeids: Iterable[str]) -> dict[str, list[Planned]]:
+        found: dict[str, list[Planned]] = {}
+        for planned in filter(None, map(parse_nodeid, nodeids)):
+            found.setdefault(self._arch(planned), []).append(planned)
+        return found
+
+    def _line(self, arch: str, entries: Sequence[Planned], workers: int) -> dict[str, Any]:
+        from conformance.environment import identity
+        from conformance.run_facts import describe
+
+        points = self._all_points if self.run.rules(arch) else ()
+        return describe(self.run, arch, self._pairs(entries), points, identity(arch), workers=workers,
+                        probe=self._probes[arch])
+
+    def _pairs(self, entries: Iterable[Planned]) -> list[tuple[Case, str]]:
+        return [(self._with_tiers(entry), entry.kernel) for entry in entries]
 
     def _arch(self, planned: Planned) -> str:
         return planned.arch or next(iter(self.run.archs))
@@ -197,11 +209,16 @@ class Controller:
         settings = self.run.settings(self._arch(planned))
         return blank_result(self._with_tiers(planned), known[planned.kernel], settings, state, **more).record()
 
+    @property
+    def carried(self) -> bool:
+        """Whether results of an earlier run are among these."""
+        return any(recorder.carried for recorder in self.recorders.values())
+
     def finish(self, failed: bool) -> bool:
         """Close the records and write the pages. True when the run as a whole must fail."""
-        wrong = False
+        wrong = self.carried and any(recorder.failing for recorder in self.recorders.values())
         for recorder in self.recorders.values():
-            recorder.close(failed)
+            recorder.close(failed or wrong)
             problems = recorder.problems()
             wrong = wrong or bool(problems)
             wrong = self._write("write_report", recorder.path) or wrong
