@@ -20,6 +20,7 @@ _RULE = {
     "lane": str, "reason": str, "source": str, "since": str, "until": str,
 }
 _NEEDED = ("match", "expect", "reason", "source", "since", "until")
+PACKAGES = ("tilelang", "torch")  # whose versions an "until" may name
 FILL_IN = "FILL IN"  # what a proposed rule says where a person must say why
 _ROOT = Path(__file__).resolve().parent.parent
 _UNTIL = re.compile(
@@ -68,8 +69,12 @@ def read_rules(
 ) -> tuple[Expectation, ...]:
     """The rules under the headers ``[[header]]`` of one file. ``needs_arch``: each must say for which architectures."""
     lines = _lines_of(path, header)
+    if len(lines) != len(tables):  # an inline list, a quoted name: TOML, but a rule could not say its line
+        raise ConformanceError(
+            f"{path}: {len(tables)} rules and {len(lines)} headers [[{header}]]: begin each rule with such a line"
+        )
     shown = path.relative_to(_ROOT) if path.is_relative_to(_ROOT) else path
-    return tuple(_rule(table, f"{shown}:{line}", needs_arch) for table, line in zip(tables, lines, strict=False))
+    return tuple(_rule(table, f"{shown}:{line}", needs_arch) for table, line in zip(tables, lines, strict=True))
 
 
 def _lines_of(path: Path, table: str) -> list[int]:
@@ -80,6 +85,11 @@ def _lines_of(path: Path, table: str) -> list[int]:
 
 def _rule(table: Any, where: str, needs_arch: bool) -> Expectation:
     check_table(table, _RULE, where, (*_NEEDED, *(("arch",) if needs_arch else ())))
+    for key in ("reason", "source", "since", "path", "arch"):
+        if table.get(key) in ("", []):
+            raise ConformanceError(f"{where}: key {key!r} must not be empty")
+    if not all(isinstance(name, str) for name in table.get("arch", ())):
+        raise ConformanceError(f"{where}: arch = {table['arch']!r} must be a list of names")
     if table["reason"].startswith(FILL_IN):
         raise ConformanceError(f"{where}: say why in 'reason': {table['reason']!r} is only a place for it")
     kind, failure = table["expect"], table.get("failure", "")
@@ -124,9 +134,23 @@ def _condition(value: Any, where: str) -> Condition:
 
 
 def _values(name: str, value: Any, where: str) -> tuple[Any, ...]:
-    if name.partition(".")[0] not in FACTS:
+    kind = _kind_of(name, where)
+    values = tuple(value) if isinstance(value, list) else (value,)
+    if not values or not all(type(each) is kind for each in values):
+        raise ConformanceError(f"{where}: {value!r} must be of type {kind.__name__}, or a list of such values")
+    return values
+
+
+def _kind_of(name: str, where: str) -> type:
+    """Type of the value that a fact has, by the name that rules use: an entry of a table is true or false."""
+    table, dot, entry = name.partition(".")
+    if table not in FACTS:
         raise unknown_name(f"fact in {where}", name, FACTS)
-    return tuple(value) if isinstance(value, list) else (value,)
+    kind = FACTS[table][0]
+    if (kind is dict) != bool(dot and entry):
+        form = f"{table}.NAME, an entry of a table" if kind is dict else table
+        raise ConformanceError(f"{where}: {name!r} must be written {form}")
+    return bool if kind is dict else kind
 
 
 def _check_dates(table: Mapping[str, Any], where: str) -> None:
@@ -141,6 +165,24 @@ def _check_dates(table: Mapping[str, Any], where: str) -> None:
             datetime.date.fromisoformat(text or "2000-01-01")
         except ValueError:
             raise ConformanceError(f"{where}: {key} = {text!r} is no date such as 2026-11-29") from None
+    if until["package"]:
+        _check_version(until["package"], until["version"], where)
+    if until["fact"]:
+        kind = _kind_of(until["fact"], f"{where}: until")
+        known = {bool: ("true", "false"), str: FP8_FORMATS}.get(kind)
+        if (known and until["value"].lower() not in known) or (kind is int and not until["value"].isdecimal()):
+            raise ConformanceError(f"{where}: until = {table['until']!r}: {until['fact']} never has this value")
+
+
+def _check_version(package: str, text: str, where: str) -> None:
+    from packaging.version import InvalidVersion, Version
+
+    if package not in PACKAGES:  # of another one it could never come
+        raise unknown_name(f"package in {where}: until", package, PACKAGES)
+    try:
+        Version(text)
+    except InvalidVersion:
+        raise ConformanceError(f"{where}: until: {text!r} is no version") from None
 
 
 def over(rule: Expectation, arch: Arch, today: datetime.date, versions: Mapping[str, str]) -> str | None:

@@ -39,6 +39,8 @@ def assembler(lowered: Lowered) -> tuple[str, str]:
             return "", "no assembler (nvcc is not found)"
         known = lowered.target.rstrip("af") in _nvcc_targets(nvcc)
         return (nvcc, "") if known else ("", f"nvcc does not know {lowered.target}")
+    if lowered.language != "hip":
+        return "", f"no assembler is known for {lowered.language}"
     hipcc = _find("hipcc", ("ROCM_PATH", "HIP_PATH"), "/opt/rocm/bin")
     return (hipcc, "") if hipcc else ("", "no assembler (hipcc is not found)")
 
@@ -51,7 +53,7 @@ def assemble(lowered: Lowered, program: str, seconds: float) -> Assembled | Fail
     text = f"{lowered.source}\n{lowered.target}\n{_version(program)}"
     kept = cache_dir() / "assembled" / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
     with hold(cache_dir() / "locks", kept.stem):
-        with contextlib.suppress(OSError, ValueError, TypeError):
+        with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):  # not there, or damaged
             return {name: int(value) for name, value in json.loads(kept.read_text()).items()}
         found = _run(lowered, program, seconds)
         if not isinstance(found, Failure):
@@ -75,7 +77,8 @@ def _run(lowered: Lowered, program: str, seconds: float) -> Assembled | Failure:
         includes = [f"-I{place}" for place in lowered.includes]
         command = [program, *flags, "-std=c++17", *includes, "-o", str(file.with_suffix(".bin")), str(file)]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=seconds or None, check=False)
+            done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=seconds or None,
+                                  check=False)
         except subprocess.TimeoutExpired:
             return Failure("hang", f"{Path(program).name} was still running after {seconds:g} s")
         except OSError as error:

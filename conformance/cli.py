@@ -6,14 +6,13 @@ Each subcommand imports what it needs when it runs: listing ids or counts import
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from conformance import options
+from conformance import options, record_commands
 from conformance.errors import ConformanceError
 from conformance.options import Selection
 from conformance.registry import ROOT, kernels, matrices, put_checkout_first
@@ -22,10 +21,11 @@ OK, FAILED, USAGE, INTERRUPTED, NO_READER = 0, 1, 2, 130, 141
 
 _EPILOG = """\
 exit codes:
-  0    done; for 'report': the records are whole and hold no failure; for 'zoo': every mutant is killed
+  0    done; 'report', 'merge': the records are whole and hold no failure; for 'zoo': every mutant is killed
   1    'report': the records hold failures or problems, or the run never ended; 'zoo': a mutant survives, was not
-       shown to differ from its twin, or a control is flagged
-  2    wrong usage: unknown name, option or case, unreadable or unwritable file
+       shown to differ from its twin, or a control is flagged; 'merge': failures, problems, or machines that disagree;
+       'diff': the second run has new failures, or lacks results
+  2    wrong usage: unknown name, option or case, unreadable or unwritable file; 'merge': shards that are no one run
   130  interrupted        141  the reader of a pipe went away
 
 Cases are run by pytest: 'pytest -n auto' runs the default tiers, 'pytest --help' lists the same options.
@@ -43,11 +43,6 @@ _REPRO = """\
 Prints the pytest line that reruns a case. --write also makes a Python file that rebuilds the same inputs, runs golden
 and kernel, and shows the elements that differ. That file exits with 0 when the kernel holds its promise, 1 when it
 does not, 2 when the case cannot run.
-"""
-_REPORT = """\
-Reads records (reports/ARCH.jsonl), writes ARCH.html and ARCH.md and prints their paths; for several record files also
-an overview, index.html. Exit code 1 when the records hold failures or problems, or have no end line because the run
-was killed.
 """
 _RULES = """\
 Prints every rule of expectation (matrices/archs/*.toml, --expectations FILE) with the number of cases it governs, and
@@ -132,9 +127,7 @@ def _parser() -> argparse.ArgumentParser:
     repro.add_argument("--write", metavar="FILE", type=Path, help="write the Python file; needs one kernel")
     options.add_to_argparse(repro, but=("--operator", "--tier", "--case"))
 
-    report = add("report", "make the HTML and Markdown pages of record files again", _report, _REPORT)
-    report.add_argument("records", metavar="RECORDS", type=Path, nargs="+", help="record files of runs, JSON lines")
-    report.add_argument("--out", metavar="DIR", type=Path, help="where the pages go (default: beside the first)")
+    record_commands.add_to(add)
 
     rules = add("expectations", "rules per architecture: what governs what, and what to change", _expectations, _RULES)
     rules.add_argument("--update", metavar="RECORDS", type=Path, help="propose changes that a run asks for, as a diff")
@@ -193,27 +186,6 @@ def _repro(args: argparse.Namespace) -> int:
     return OK
 
 
-def _report(args: argparse.Namespace) -> int:
-    """Pages from records. The reports folder reads records only and is found by name, as pytest's plugin does."""
-    try:
-        reports = importlib.import_module("reports")
-    except ImportError as error:
-        raise ConformanceError(f"pages cannot be made here: {error} (pip install jinja2)") from None
-    try:
-        out = args.out or args.records[0].parent
-        read = {path: reports.read_records(path) for path in args.records}
-        pages = [page for path in args.records for page in reports.write_report(path, out)]
-        pages += reports.write_overview(args.records, out)
-    except reports.ReportError as error:
-        raise ConformanceError(str(error)) from None
-    for page in pages:
-        print(page)
-    found = [f"{path}: {complaint}" for path, records in read.items() for complaint in _complaints(records)]
-    for complaint in found:
-        print(complaint, file=sys.stderr)
-    return FAILED if found else OK
-
-
 def _expectations(args: argparse.Namespace) -> int:
     from conformance import expectations
 
@@ -238,20 +210,6 @@ def _zoo(args: argparse.Namespace) -> int:
     from conformance.zoo.command import zoo
 
     return OK if zoo(_select(args), args.out) else FAILED
-
-
-def _complaints(records: object) -> list[str]:
-    """Why a run that left these records did not pass."""
-    results, end, missing = (getattr(records, name) for name in ("results", "end", "missing"))
-    failing = sum(result.failing for result in results)
-    found = [f"{failing} of {len(results)} results failed"] if failing else []
-    if end is None:
-        found.append(f"no end line: the run was killed; {sum(missing.values())} planned results are missing")
-    else:
-        found += end.problems
-        if end.exit and not found:
-            found.append(f"the run ended with exit code {end.exit}")
-    return found
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ def cache_dir() -> Path:
     directory = Path(os.environ.get(VARIABLE) or home / "moe-kernel-conformance")
     with contextlib.suppress(OSError):
         directory.mkdir(parents=True, exist_ok=True)
-    if not os.access(directory, os.W_OK):
+    if not (directory.is_dir() and os.access(directory, os.W_OK)):
         directory = Path(tempfile.gettempdir()) / f"moe-kernel-conformance-{os.getuid()}"
         directory.mkdir(parents=True, exist_ok=True)
     return directory
@@ -32,11 +32,17 @@ def cache_dir() -> Path:
 def hold(directory: Path, name: str, wait: bool = True) -> Iterator[bool]:
     """Hold the lock ``name`` across threads and processes; yields False if it is taken and ``wait`` is false.
 
-    The operating system releases it when its holder dies. Without working file locks (some network file systems) the
-    answer is True: two processes may then do the same work, which costs time only.
+    The operating system releases it when its holder dies. Where no lock can be had (some network file systems, a full
+    disk, another user's folder) the answer is True: two processes may then do the same work, which costs time only.
     """
-    directory.mkdir(parents=True, exist_ok=True)
-    with open(directory / f"{hashlib.sha256(name.encode()).hexdigest()[:32]}.lock", "w") as file:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        digest = hashlib.sha256(name.encode("utf-8", "backslashreplace")).hexdigest()[:32]
+        file = open(directory / f"{digest}.lock", "w")  # noqa: SIM115 - closed below
+    except OSError:
+        yield True
+        return
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

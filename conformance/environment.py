@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
@@ -115,6 +116,22 @@ def _output(*command: str) -> str | None:
     return done.stdout.strip().splitlines()[0] if done.returncode == 0 and done.stdout.strip() else None
 
 
+def uncommitted() -> str | None:
+    """What uncommitted changes of the code that decides results are known by: a digest; None when there are none."""
+    folders = ("conformance", "references", "kernels", "matrices")
+    names: set[str] = set()
+    for command in (["diff", "HEAD", "--name-only", "-z"], ["ls-files", "-z", "--others", "--exclude-standard"]):
+        if shutil.which("git") is None:
+            return None
+        done = subprocess.run(["git", *command, "--", *folders], capture_output=True, text=True, cwd=ROOT, check=False)
+        names |= set(done.stdout.split("\0")) - {""}
+    digest = hashlib.sha256()
+    for name in sorted(names):
+        file = ROOT / name
+        digest.update(f"{name}\0".encode() + (file.read_bytes() if file.is_file() else b"gone"))
+    return digest.hexdigest()[:16] if names else None
+
+
 def identity(arch: str) -> dict[str, Any]:
     """What a reader must know to believe or repeat a run on ``arch``."""
     device = archs_here().get(arch, ABSENT)
@@ -133,6 +150,7 @@ def identity(arch: str) -> dict[str, Any]:
         "compiler": _output("gcc", "--version"),
         "commit": _output("git", "rev-parse", "--short", "HEAD"),
         "dirty": _output("git", "status", "--porcelain") is not None,
+        "changes": uncommitted(),
         "command": " ".join(["pytest", *sys.argv[1:]]),
     }
 

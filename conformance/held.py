@@ -29,7 +29,7 @@ def hold(result: Result, kernel: Kernel, arch: Arch, rules: Sequence[Expectation
         result = replace(result, expected=_described(rule))
     if result.kind in _NOT_THE_KERNELS or (result.state == "not-run" and result.kind != "refused"):
         return result
-    if result.path == REJECTED:
+    if result.path == REJECTED and result.message:  # the judge's word; a kernel that reports this path says nothing
         return result
     outcome = Outcome(result.lane, result.path, failure_of(result), result.message)
     found = contradiction(rule, outcome, kernel.native_paths)

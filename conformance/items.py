@@ -12,8 +12,9 @@ import pytest
 from conformance.case import Case
 from conformance.errors import ConformanceError
 from conformance.kernel import Kernel
-from conformance.plan import plan
+from conformance.plan import group_of, plan
 from conformance.registry import kernels, matrices
+from conformance.sharding import Item
 
 _LONGEST = 8000
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")  # all but tab and newline
@@ -63,6 +64,11 @@ class CaseItem(pytest.Item):
         for tier in case.tiers:
             if tier in _MARKED:
                 self.add_marker(tier)
+
+    def as_item(self, run: Any) -> Item:
+        """As what sharding and resuming see it."""
+        arch = self.arch or next(iter(run.archs))
+        return Item(self.nodeid, self.case, self.kernel.name, arch, group_of(self.nodeid))
 
     def runtest(self) -> None:
         found = self.config.stash[RUN].judge_case(self.case, self.kernel, self.arch)

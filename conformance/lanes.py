@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
@@ -15,8 +17,8 @@ from conformance.errors import NotSupported
 from conformance.kernel import Kernel
 from conformance.registry import matrix
 from conformance.resources import beyond, unknown_limits, used
-from conformance.result import Result, Settings, blank_result, refusal
-from conformance.route import Failure, Lowered
+from conformance.result import REJECTED, Result, Settings, blank_result, refusal
+from conformance.route import Failure, Lowered, Route
 
 
 def would_take(case: Case, kernel: Kernel, arch: Arch) -> str:
@@ -24,9 +26,8 @@ def would_take(case: Case, kernel: Kernel, arch: Arch) -> str:
     reason = not_routed(case, kernel, arch) or refusal(case, kernel)
     if reason:
         return f"not run: {reason}"
-    assert kernel.route is not None
     try:
-        return f"not here; it would take the path {kernel.route(case.params, arch).path}"
+        return f"not here; it would take the path {route_of(case, kernel, arch).path}"
     except NotSupported as error:
         return f"refused: {error}"
 
@@ -43,6 +44,17 @@ def not_routed(case: Case, kernel: Kernel, arch: Arch) -> str | None:
     return None
 
 
+def route_of(case: Case, kernel: Kernel, arch: Arch) -> Route:
+    """What the kernel's ``route`` answers. Raises what it raises, and TypeError when the answer is no route."""
+    assert kernel.route is not None
+    found = kernel.route(case.params, arch)
+    texts = (found.path, found.config) if isinstance(found, Route) else ()
+    if not (texts and all(isinstance(text, str) for text in texts)) or found.path in ("", REJECTED):
+        raise TypeError(f"route() of {kernel.name} returned {found!r:.200}: a Route is required, whose path and config "
+                        f"are strings, the path neither empty nor {REJECTED!r}")
+    return found
+
+
 class Lanes:
     """Takes cases on one absent architecture; remembers each configuration's way."""
 
@@ -50,7 +62,7 @@ class Lanes:
         self.settings = settings
         self.arch = arch
         self.seconds = seconds
-        self._known: dict[tuple[str, str], dict[str, Any]] = {}
+        self._known: dict[tuple[str, str, str], dict[str, Any]] = {}
 
     def run(self, case: Case, kernel: Kernel) -> Result:
         """The case's result, with the highest lane that it reached and why it went no further."""
@@ -58,14 +70,17 @@ class Lanes:
         reason = not_routed(case, kernel, self.arch)
         if reason:
             return replace(blank, state="not-run", lane="route", message=reason)
-        refused = refusal(case, kernel)
-        if refused:
-            return replace(blank, state="not-run", lane="route", kind="refused", message=refused)
-        assert kernel.route is not None
         try:
-            route = kernel.route(case.params, self.arch)
+            refused = refusal(case, kernel)
+            if refused:
+                return replace(blank, state="not-run", lane="route", kind="refused", message=refused)
+            route = route_of(case, kernel, self.arch)
         except NotSupported as error:
             return replace(blank, state="not-run", lane="route", kind="refused", message=str(error))
+        except (Exception, SystemExit) as error:
+            message = f"{case.id} on {kernel.name}: not routed: {type(error).__name__}: {error}"
+            trace = "".join(traceback.format_exception(error, limit=-6))
+            return replace(blank, state="error", lane="route", kind="exception", message=message, trace=trace)
         blank = replace(blank, path=route.path, lane="route")
         if kernel.lower is None or not route.config:
             return replace(blank, stopped=f"nothing to lower: {kernel.name} compiles nothing of its own")
@@ -77,28 +92,29 @@ class Lanes:
         return replace(blank, **way)
 
     def _way(self, case: Case, kernel: Kernel, config: str) -> dict[str, Any]:
-        key = kernel.name, config
+        key = kernel.operator, kernel.name, config
         if key not in self._known:
             self._known[key] = self._compile(case, kernel, config)
         return self._known[key]
 
     def ahead(self, work: Iterable[tuple[Case, Kernel]]) -> list[Callable[[], None]]:
         """One step for each configuration of these cases, which compiles it unless another worker is at it."""
-        found: dict[tuple[str, str], Callable[[], None]] = {}
+        found: dict[tuple[str, str, str], Callable[[], None]] = {}
         for case, kernel in work:
             if not_routed(case, kernel, self.arch) or kernel.lower is None or not self.arch.target:
                 continue
-            assert kernel.route is not None
             try:
-                config = kernel.route(case.params, self.arch).config
-            except Exception:  # what goes wrong here goes wrong again in the case, and is reported there
+                config = route_of(case, kernel, self.arch).config
+            except (Exception, SystemExit):  # what goes wrong here goes wrong again in the case, and is reported there
                 continue
-            found.setdefault((kernel.name, config), functools.partial(self._ahead, case, kernel, config))
+            key = kernel.operator, kernel.name, config
+            found.setdefault(key, functools.partial(self._ahead, case, kernel, config))
         return list(found.values())
 
     def _ahead(self, case: Case, kernel: Kernel, config: str) -> None:
+        """What goes wrong with it, as with a disk that is full, is reported by the case that needs it."""
         name = f"ahead {kernel.operator} {kernel.name} {config} {self.arch.name}"
-        with hold(cache_dir() / "locks", name, wait=False) as free:
+        with contextlib.suppress(Exception), hold(cache_dir() / "locks", name, wait=False) as free:
             if free:
                 self._way(case, kernel, config)
 

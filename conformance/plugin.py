@@ -18,6 +18,7 @@ from conformance import options
 from conformance.errors import ConformanceError, unknown_name
 from conformance.isolation import CrashLog
 from conformance.items import RUN, CaseItem, MatrixFile, clipped
+from conformance.portion import Division, Portion, handed_on, read_portion, report_division
 from conformance.progress import few_listed
 from conformance.registry import ROOT, kernels, matrix_files, put_checkout_first
 from conformance.run import Run, bind_gpu
@@ -25,7 +26,10 @@ from conformance.session import Controller
 from conformance.workers import CONTROLLER, XdistHooks, let_workers_be_replaced
 
 _CASE_TIMEOUT, _REPORT_DIR, _VACUITY = "--case-timeout", "--report-dir", "--vacuity"
+_RESUME, _ANYWAY, _SHARD, _COSTS = "--resume", "--resume-anyway", "--shard", "--shard-costs"
 _LONGEST_TIMEOUT = 30 * 24 * 3600.0
+PORTION: pytest.StashKey[Portion] = pytest.StashKey()
+DIVISION: pytest.StashKey[Division] = pytest.StashKey()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -38,6 +42,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
                     help=f"where records and pages go (default: reports/); outside the checkout: {_REPORT_DIR}=DIR")
     group.addoption(_VACUITY, dest="conformance_vacuity", default="smoke", metavar="smoke|all|off",
                     help="cases that first prove that they reject wrong results (default: those of the smoke tier)")
+    group.addoption(_RESUME, dest="conformance_resume", default=None, metavar="RECORDS",
+                    help=f"run what a killed run left undone: its record file, or their directory ({_RESUME}=RECORDS)")
+    group.addoption(_ANYWAY, dest="conformance_resume_anyway", action="store_true",
+                    help="resume although commit, versions, device, plan or kernels differ; the report says so")
+    group.addoption(_SHARD, dest="conformance_shard", default=None, metavar="I/N",
+                    help="only part I of N of the plan, for 'python -m conformance merge' to join")
+    group.addoption(_COSTS, dest="conformance_shard_costs", default=None, metavar="RECORDS",
+                    help=f"balance shards by the seconds in these records; the same for all shards ({_COSTS}=RECORDS)")
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
@@ -73,13 +85,20 @@ def pytest_configure(config: pytest.Config) -> None:
         for of in selection.matrices():
             kernels(of.operator, selection.kernels)
         config.stash[RUN] = Run(selection, archs, limit, log, shared, place, vacuity)
+        if shared is not None:
+            config.stash[PORTION] = handed_on(shared)
+        else:
+            shard, costs, resume, anyway = (
+                config.getoption(f"conformance_{name}") for name in ("shard", "shard_costs", "resume", "resume_anyway"))
+            config.stash[PORTION] = read_portion(shard, costs, resume, anyway, archs)
         if not _is_worker(config):
             directory = config.getoption("conformance_report_dir")
-            config.stash[CONTROLLER] = Controller(config.stash[RUN], Path(directory) if directory else None)
+            config.stash[CONTROLLER] = Controller(
+                config.stash[RUN], Path(directory) if directory else None, config.stash[PORTION])
             if directory and not config.option.collectonly:
                 config.stash[CONTROLLER].check_directory()
-            ours = [_CASE_TIMEOUT, _REPORT_DIR, _VACUITY, *(option.flag for option in options.OPTIONS)]
-            let_workers_be_replaced(config, ours)
+            ours = [_CASE_TIMEOUT, _REPORT_DIR, _VACUITY, _RESUME, _SHARD, _COSTS]
+            let_workers_be_replaced(config, [*ours, *(option.flag for option in options.OPTIONS)])
     except ConformanceError as error:
         raise pytest.UsageError(str(error)) from None
 
@@ -112,16 +131,35 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     cases = sorted((item for item in items if isinstance(item, CaseItem)), key=lambda item: (item.path, item.place))
     for number, item in zip(places, cases, strict=True):
         items[number] = item
+    portion = config.stash[PORTION]
+    if not portion.whole:
+        _leave_out(portion, config, items)
+
+
+def _leave_out(portion: Portion, config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect the cases that other shards do and those that an earlier run did."""
+    run = config.stash[RUN]
+    cases = [item for item in items if isinstance(item, CaseItem)]
+    kept, division = portion.divide([item.as_item(run) for item in cases], run.estimate)
+    wanted = {cases[index] for index in kept}
+    gone = [item for item in cases if item not in wanted]
+    items[:] = [item for item in items if not isinstance(item, CaseItem) or item in wanted]
+    config.stash[DIVISION] = division
+    if _is_worker(config):
+        report_division(division, run.shared_dir, config.workerinput["workerid"])  # type: ignore[attr-defined]
+    if gone:
+        config.hook.pytest_deselected(items=gone)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtestloop(session: pytest.Session) -> Iterator[Any]:
     config = session.config
     cases = [item for item in session.items if isinstance(item, CaseItem)]
-    if cases and not config.option.collectonly:
+    division = config.stash.get(DIVISION, Division())
+    if (cases or division.recorded) and not config.option.collectonly:
         if CONTROLLER in config.stash:
             try:
-                config.stash[CONTROLLER].start([item.nodeid for item in session.items], workers=0)
+                config.stash[CONTROLLER].start([item.nodeid for item in session.items], 0, division)
             except ConformanceError as error:
                 pytest.exit(str(error), returncode=pytest.ExitCode.USAGE_ERROR)
         config.stash[RUN].prepare((item.case, item.kernel, item.arch) for item in cases)
@@ -185,6 +223,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if RUN in session.config.stash:
         session.config.stash[RUN].close()
     if _controller is not None:
+        if _controller.carried and exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:  # all was done before
+            exitstatus = session.exitstatus = pytest.ExitCode.OK
         if _controller.finish(failed=bool(exitstatus)) and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         _controller = None

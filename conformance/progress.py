@@ -47,8 +47,9 @@ class Display:
             out_of.update(recorder.run["planned"])
             of.update({name: sum(states.values()) for name, states in recorder.by_kernel.items()})
         kernels = ", ".join(f"{name} {of[name]}/{out_of[name]}" for name in out_of)
-        left = (now - self._started) / max(1, done) * (planned - done)
-        rest = f" | about {left:.0f} s left" if done >= max(10, min(50, planned / 10)) else ""
+        own = done - sum(r.carried for r in recorders)  # those of an earlier run took no time
+        left = (now - self._started) / max(1, own) * (planned - done)
+        rest = f" | about {left:.0f} s left" if own >= max(10, min(50, planned / 10)) else ""
         self.note(f"{100 * done // max(1, planned):3d} %  {done}/{planned} done, {bad} failed | {kernels}{rest}")
 
     def summary(self, pages: Sequence[Path]) -> None:

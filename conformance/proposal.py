@@ -21,6 +21,7 @@ from conformance.errors import ConformanceError
 from conformance.registry import ROOT
 
 _AGAINST = ("unexpected-native", "unexpected-pass", "wrong-fallback", "other-failure")
+_READ = ("kernel", "operator", "params", "kind", "state", "path", "expected")  # what is read of a result
 Line = Mapping[str, Any]
 
 
@@ -47,6 +48,11 @@ def propose(records: Path) -> tuple[str, list[str]]:
         if against:
             remarks += _change(edits, _place(where), against, [r for r in members if r not in against])
     silent = [result for result in results if result["kind"] == "silent-fallback"]
+    own = [result for result in silent if _is_own(result["kernel"], run)]
+    if own:
+        rules = "\n".join(_new_rules(own, results, str(run["arch"])))
+        remarks.append(f"for a file of --expectations, as these kernels are not this checkout's:\n{rules}\n")
+    silent = [result for result in silent if result not in own]
     if silent:
         file = ROOT / "matrices" / "archs" / f"{run['arch']}.toml"
         if not file.exists():
@@ -62,14 +68,25 @@ def _read(path: Path) -> tuple[Line, list[Line]]:
         lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, ValueError) as error:
         raise ConformanceError(f"{path}: cannot be read as records: {error}") from None
-    if not lines or not isinstance(lines[0], dict) or lines[0].get("type") != "run":
+    if not lines or not isinstance(lines[0], dict) or lines[0].get("type") != "run" or "arch" not in lines[0]:
         raise ConformanceError(f"{path}: no 'run' line at its start: this is no record file")
-    return lines[0], [line for line in lines[1:] if line.get("type") == "result"]
+    results: list[Line] = [line for line in lines[1:] if isinstance(line, dict) and line.get("type") == "result"]
+    for result in results:
+        lacking = [key for key in _READ if key not in result]
+        if lacking:
+            raise ConformanceError(f"{path}: a result without {', '.join(lacking)}: this is no record file")
+    return lines[0], results
+
+
+def _is_own(kernel: str, run: Line) -> bool:
+    """Whether the kernel came from elsewhere: a rule for it in this checkout would be stale in every other run."""
+    module = str(run.get("kernels", {}).get(kernel, {}).get("module", "kernels."))
+    return not module.startswith("kernels.")
 
 
 def _place(where: str) -> _Place:
     file, _, line = where.rpartition(":")
-    return _Place(ROOT / file, int(line))
+    return _Place(ROOT / file, int(line) if line.isdecimal() else 0)
 
 
 def _change(
@@ -81,7 +98,7 @@ def _change(
     except OSError as error:
         return [f"{place.file}: cannot be read: {error.strerror}"]
     start = place.line - 1
-    if not re.match(r"\s*\[\[.*expect\s*\]\]", lines[start] if start < len(lines) else ""):
+    if not re.match(r"\s*\[\[.*expect\s*\]\]", lines[start] if 0 <= start < len(lines) else ""):
         return [f"{place.file}:{place.line}: no rule stands here any more; run again with the present file"]
     stop = next((i for i in range(start + 1, len(lines)) if re.match(r"\s*\[", lines[i])), len(lines))
     if not agreeing:
@@ -92,8 +109,9 @@ def _change(
     if key is None or match is None:
         return [f"{place.file}:{place.line}: {len(against)} cases contradict it and {len(agreeing)} agree; no single "
                 "parameter tells them apart"]
-    values = ", ".join(f'"{value}"' for value in _values(agreeing, key))
-    lines[match] = re.sub(r"\s*\}\s*$", f", {key} = [{values}] }}", _without(lines[match], key))
+    values = ", ".join(json.dumps(value, ensure_ascii=False) for value in _values(agreeing, key))
+    ending = f", {key} = [{values}] }}"
+    lines[match] = re.sub(r"\s*\}\s*$", lambda _: ending, _without(lines[match], key))
     return []
 
 
@@ -111,11 +129,13 @@ def _values(results: Sequence[Line], key: str) -> list[str]:
 
 def _without(line: str, key: str) -> str:
     """A one-line ``match`` without a key that it has already: what replaces it allows fewer values."""
-    return re.sub(rf",?\s*\b{key}\s*=\s*(\[[^\]]*\]|\"[^\"]*\"|\d+)", "", line)
+    rest = re.sub(rf",?\s*\b{key}\s*=\s*(\[[^\]]*\]|\{{[^}}]*\}}|\"[^\"]*\"|\d+)", "", line)
+    return re.sub(r"\{\s*,\s*", "{ ", rest)
 
 
-def _new_rules(silent: Sequence[Line], results: Sequence[Line]) -> list[str]:
-    """One rule for each kernel and undeclared path, with the parameter values that those cases have and others lack."""
+def _new_rules(silent: Sequence[Line], results: Sequence[Line], arch: str = "") -> list[str]:
+    """One rule for each kernel and undeclared path, with the parameter values that those cases have and others lack.
+    ``arch``: named in the rule, as a file of --expectations needs it."""
     found: list[str] = []
     for kernel, path in dict.fromkeys((r["kernel"], r["path"]) for r in silent):
         members = [r for r in silent if (r["kernel"], r["path"]) == (kernel, path)]
@@ -127,14 +147,15 @@ def _new_rules(silent: Sequence[Line], results: Sequence[Line]) -> list[str]:
                 match[key] = values
         spelled = ", ".join(f"{key} = {_toml(values)}" for key, values in match.items())
         today = datetime.date.today()
-        found += ["", "[[expect]]", f"match = {{ {spelled} }}", 'expect = "fallback"', f'path = "{path}"',
+        found += ["", "[[expect]]", f"match = {{ {spelled} }}", *([f'arch = ["{arch}"]'] if arch else []),
+                  'expect = "fallback"', f"path = {_toml([str(path)])}",
                   f'reason = "{FILL_IN}: why this is right"', f'source = "{FILL_IN}"', f'since = "{today}"',
-                  f'until = "{today.replace(year=today.year + 1)}"']
+                  f'until = "{today + datetime.timedelta(days=365)}"']
     return found
 
 
 def _toml(values: Sequence[str]) -> str:
-    quoted = [f'"{value}"' for value in values]
+    quoted = [json.dumps(value, ensure_ascii=False) for value in values]  # a basic string of TOML
     return quoted[0] if len(quoted) == 1 else f"[{', '.join(quoted)}]"
 
 

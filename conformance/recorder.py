@@ -12,7 +12,7 @@ import fcntl
 import json
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +28,11 @@ def _now() -> str:
 class Recorder:
     """Writes one architecture's record file and keeps the counts that the summary needs.
 
-    Raises ConformanceError when the file cannot be written, or when another run is writing it.
+    ``carried`` are result lines of an earlier run that belong to this one. Raises ConformanceError when the file
+    cannot be written, or when another run is writing it.
     """
 
-    def __init__(self, path: Path, run: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, run: Mapping[str, Any], carried: Iterable[bytes] = ()) -> None:
         self.path = path
         self.run = run
         self.started = time.monotonic()
@@ -44,14 +45,27 @@ class Recorder:
         self._lost = 0
         self._error = ""
         self._notes: list[str] = []
+        lines = list(carried)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("ab", buffering=0)
+            self._file = self._held = path.open("ab", buffering=0)
             _lock(self._file.fileno(), path)
+            if lines:  # they may be this very file's: it is replaced when all of them are in the new one
+                part = path.with_name(f".{path.name}.part")
+                self._file = part.open("ab", buffering=0)
+                _lock(self._file.fileno(), part)
             self._file.truncate(0)
         except OSError as error:
             raise ConformanceError(f"cannot write records to {path}: {error.strerror}") from None
         self._write({"type": "run", "schema": SCHEMA, "started": _now(), **run})
+        for line in lines:
+            self.add(json.loads(line))
+        self.carried = len(lines)
+        if lines and self._lost:
+            part.unlink()
+            raise ConformanceError(f"cannot write records to {path}: {self._error}; the earlier ones are untouched")
+        if lines:
+            part.replace(path)
 
     def add(self, result: Mapping[str, Any]) -> None:
         """Write one result line and count it; a later result of the same case and kernel replaces the earlier."""
@@ -77,7 +91,8 @@ class Recorder:
 
     def note(self, problem: str) -> None:
         """Something beside single results that makes the run fail."""
-        self._notes.append(problem)
+        if problem not in self._notes:
+            self._notes.append(problem)
 
     @property
     def done(self) -> int:
@@ -93,7 +108,9 @@ class Recorder:
         for kernel, planned in self.run["planned"].items():
             states = self.by_kernel.get(kernel, Counter())
             missing = planned - sum(states.values())
-            if planned and self.run.get("here", True) and sum(states.values()) == states["not-run"]:
+            # what a kernel executes is a question to all shards together
+            judged = planned and self.run.get("here", True) and not self.run.get("shard")
+            if judged and sum(states.values()) == states["not-run"]:
                 reasons = sorted(reason for (of, reason), count in self.reasons.items() if of == kernel and count)
                 why = "; ".join(reasons[:3])
                 found.append(f"{kernel} executed nothing" + (f": {why}" if why else ""))
@@ -105,12 +122,19 @@ class Recorder:
             found.append(f"records are incomplete: {self._lost} lines were not written to {self.path}: {self._error}")
         return found
 
-    def close(self, failed: bool) -> None:
-        """Write the end line."""
+    @property
+    def failing(self) -> int:
+        """Results that make a run fail."""
+        return sum(self.states[state] for state in ("fail", "error", "crash", "timeout"))
+
+    def close(self, failed: bool, **other: Any) -> None:
+        """Write the end line; ``other`` replaces members of it."""
         problems = self.problems()
         self._write({"type": "end", "finished": _now(), "seconds": round(time.monotonic() - self.started, 2),
-                     "counts": dict(self.states), "problems": problems, "exit": int(failed or bool(problems))})
+                     "counts": dict(self.states), "problems": problems, "notes": self._notes,
+                     "exit": int(failed or bool(problems)), **other})
         self._file.close()
+        self._held.close()
 
     def _write(self, line: Mapping[str, Any]) -> None:
         """Append a whole line or nothing. With the disk full the run goes on, and says so at its end."""

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from conformance.arch import Arch
-from conformance.arch_file import over
+from conformance.arch_file import PACKAGES, over
 from conformance.environment import version
 from conformance.errors import ConformanceError, unknown_name
 from conformance.expectation import Expectation, expected, matches
-from conformance.registry import kernels, matrices, operator
+from conformance.registry import archs, kernels, matrices, operator
 
 Point = Mapping[str, str]
 SUBJECT = ("operator", "variant", "family", "kernel")  # what a rule may match beside a case's parameters
@@ -65,11 +65,12 @@ def problems(arch: Arch, rules: Sequence[Expectation], points: Sequence[Point], 
     unknown keys, rules past their end, rules that match nothing, and points that two rules of one rank match."""
     found = []
     known = {*SUBJECT, *(key for point in points for key in point)}
-    versions = {name: text for name in ("tilelang", "torch") if (text := version(name))}
+    versions = {name: text for name in PACKAGES if (text := version(name))}
     for rule in rules:
         for key in rule.match:
             if key not in known:
                 found.append(str(unknown_name(f"key in {rule.where}: match:", key, known)))
+        found += _unknown_names(rule, arch)
         reason = over(rule, arch, today or datetime.date.today(), versions)
         if reason:
             found.append(f"{rule.where}: past its end (until = {rule.until!r}): {reason}; check it on {arch.name}, "
@@ -84,6 +85,20 @@ def problems(arch: Arch, rules: Sequence[Expectation], points: Sequence[Point], 
         except ConformanceError as error:
             found.append(f"ambiguous: {error}")
     return list(dict.fromkeys(found))
+
+
+def _unknown_names(rule: Expectation, arch: Arch) -> list[str]:
+    """Architectures and entries of facts that no table has: a rule with a misspelt one would hold nowhere, or be
+    "unknown" everywhere."""
+    tables = {**archs(), arch.name: arch}
+    found = [str(unknown_name(f"architecture in {rule.where}:", name, tables))
+             for name in rule.archs if name not in tables]
+    for name in rule.facts:
+        table, _, entry = name.partition(".")
+        entries = {key for each in tables.values() if entry and table in each.facts for key in each.facts[table].value}
+        if entry and entry not in entries:
+            found.append(str(unknown_name(f"entry of {table} in {rule.where}: facts:", entry, entries)))
+    return found
 
 
 def _keys(rules: Iterable[Expectation]) -> tuple[str, ...]:

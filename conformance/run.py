@@ -21,6 +21,7 @@ from conformance.options import Selection
 from conformance.registry import arch as table
 from conformance.registry import operator
 from conformance.result import Result, Settings, blank_result
+from conformance.sharding import Item, estimate
 
 if TYPE_CHECKING:
     from conformance.judge import Judge
@@ -53,6 +54,10 @@ class Run:
         device = self.archs[arch]
         sizes = self.selection.sizes or ("reduced" if device == "cpu" else "official")
         return Settings(device=device, sizes=sizes, arch=arch)
+
+    def estimate(self, item: Item) -> float:
+        """Seconds that an item is taken for while nothing was recorded of it."""
+        return estimate(operator(item.case.operator).memory(item.case, self.settings(item.arch).sizes))
 
     def judge_case(self, case: Case, kernel: Kernel, arch: str | None) -> Result:
         """Judge one case within its time limit, after memory for its group was granted.

@@ -15,6 +15,7 @@ import pytest
 from conformance.errors import ConformanceError
 from conformance.isolation import Death, exit_status, read_death
 from conformance.plan import group_of, parse_nodeid
+from conformance.portion import hand_on, reported_division
 from conformance.session import Controller, workers_for
 
 CONTROLLER: pytest.StashKey[Controller] = pytest.StashKey()
@@ -55,6 +56,8 @@ class XdistHooks:
         config = node.config
         if "conformance_tmp" not in config.__dict__:
             config.conformance_tmp = tempfile.TemporaryDirectory(prefix="conformance-")
+            if CONTROLLER in config.stash:
+                hand_on(config.stash[CONTROLLER].portion, Path(config.conformance_tmp.name))
         node.workerinput["conformance_dir"] = config.conformance_tmp.name
 
     def pytest_xdist_make_scheduler(self, config: pytest.Config) -> Any:
@@ -73,7 +76,8 @@ class XdistHooks:
         if self._controller is None or self._controller.recorders:
             return
         try:
-            self._controller.start(ids, len(node.config.getoption("tx")))
+            division = reported_division(Path(node.config.conformance_tmp.name), node.gateway.id)
+            self._controller.start(ids, len(node.config.getoption("tx")), division)
         except ConformanceError as error:
             pytest.exit(str(error), returncode=pytest.ExitCode.USAGE_ERROR)
 

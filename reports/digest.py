@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from reports.origin import origin
 from reports.records import FAILING, LEVELS, Records, Result
 from reports.text import generalise, plural, sentence, shown
 
@@ -148,7 +149,7 @@ def _verdict(
         reasons.append("nothing was executed")
     if end is not None and not reasons and (end.exit or (end.exit is None and end.problems)):
         reasons.append(end.problems[0] if end.problems else f"the run ended with exit code {end.exit}")
-    notes = []
+    notes = list(origin(records))
     if records.truncated:
         notes.append("the last line of the record file is cut off and was ignored")
     told = " ".join(end.problems) if end else ""

@@ -29,7 +29,7 @@ _SCRIPTS = (
 
 def render(records: Records, digest: Digest) -> str:
     """The page of one architecture as text; a few hundred KB for 22 000 results."""
-    return _environment().get_template("report.html.j2").render(
+    return environment().get_template("report.html.j2").render(
         run=records.run,
         end=records.end,
         digest=digest,
@@ -39,8 +39,8 @@ def render(records: Records, digest: Digest) -> str:
         replaced=records.replaced,
         states=STATES,
         signs=text.SIGNS,
-        style=_verbatim("report.css"),
-        script=Markup("\n").join(_verbatim(name) for name in _SCRIPTS),
+        style=verbatim("report.css"),
+        script=Markup("\n").join(verbatim(name) for name in _SCRIPTS),
         data=Markup(text.embedded(columnar.payload(records, digest))),
     )
 
@@ -48,17 +48,17 @@ def render(records: Records, digest: Digest) -> str:
 def render_overview(view: Overview) -> str:
     """The page of several architectures as text; it links to theirs by name and needs no script."""
     executed = [row.arch for row in view.rows if any(kernel.executed for kernel in row.digest.kernels)]
-    return _environment().get_template("overview.html.j2").render(
+    return environment().get_template("overview.html.j2").render(
         view=view,
         word="PASS" if all(row.digest.verdict.passed for row in view.rows) else "FAIL",
         executed=executed,
         signs=text.SIGNS | {"assemble": "A", "lower": "L", "route": "R"},
         most=MOST_DIFFERENCES,
-        style=_verbatim("report.css"),
+        style=verbatim("report.css"),
     )
 
 
-def _environment() -> jinja2.Environment:
+def environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),
         autoescape=True,
@@ -70,6 +70,6 @@ def _environment() -> jinja2.Environment:
     return environment
 
 
-def _verbatim(name: str) -> Markup:
+def verbatim(name: str) -> Markup:
     """A file of this package, trusted as it is."""
     return Markup((_TEMPLATES / name).read_text(encoding="utf-8"))

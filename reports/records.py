@@ -66,6 +66,9 @@ class Run:
     facts: Mapping[str, Any]  # what the architecture's table says: name -> value and source
     probe: Mapping[str, Any]  # what the device said: fact -> table's and device's value
     rules: tuple[Mapping[str, Any], ...]  # expectations that differ from "native", each with the cases it governs
+    resumed: tuple[Mapping[str, Any], ...] = ()  # the runs whose results these go on from, the latest last
+    shard: Mapping[str, Any] | None = None  # which part of a plan this is: index, count, whole
+    merged: Mapping[str, Any] | None = None  # the shards that were joined: files, identity, differs
 
 
 @dataclass(frozen=True)
@@ -233,6 +236,9 @@ def _run(fields: Fields) -> Run:
         facts=fields.table("facts"),
         probe=fields.table("probe"),
         rules=fields.tables("rules"),
+        resumed=fields.tables("resumed"),
+        shard=fields.table("shard") or None,
+        merged=fields.table("merged") or None,
     )
 
 

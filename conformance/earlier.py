@@ -1,0 +1,100 @@
+"""Record files of earlier runs as they stand, line by line: for what goes on from them or joins them.
+
+The pages read records into typed ones (``reports``); here a result stays the bytes that were written, so that it is
+handed on unchanged and 100 000 of them stay small.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from conformance.errors import ConformanceError
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """One record file. ``lines``: the last whole line of each result by `key`. ``end``: None when the run was killed.
+    ``truncated``: the last line was cut off, and is not among them."""
+
+    path: Path
+    run: Mapping[str, Any]
+    lines: Mapping[str, bytes]
+    end: Mapping[str, Any] | None
+    truncated: bool
+
+    @property
+    def arch(self) -> str:
+        return str(self.run["arch"])
+
+    def results(self) -> Iterator[dict[str, Any]]:
+        return (json.loads(line) for line in self.lines.values())
+
+
+def key(case: str, kernel: str) -> str:
+    """What a result is known by within one architecture."""
+    return f"{case} on {kernel}"
+
+
+def read_earlier(path: Path) -> Earlier:
+    """Read one record file. Raises ConformanceError (file, line, what is wrong), except on a cut-off last line."""
+    try:
+        content = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise ConformanceError(f"{path}: cannot be read: {error.strerror or error}") from None
+    run: dict[str, Any] | None = None
+    end: dict[str, Any] | None = None
+    lines: dict[str, bytes] = {}
+    truncated = False
+    for number, line in enumerate(content, start=1):
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line)
+            kind = value["type"]
+            if kind == "result":
+                lines[key(value["case"], value["kernel"])] = line
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            if number == len(content):  # no newline after it: the writer was killed here
+                truncated = True
+                break
+            what = f"{type(error).__name__} {error}"
+            raise ConformanceError(f"{path}:{number}: no line of a record file: {what}") from None
+        if kind == "run":
+            run = value
+        elif kind == "end":
+            end = value
+    if run is None or run.get("schema") != SCHEMA or "arch" not in run:
+        raise ConformanceError(f"{path}: no 'run' line of schema {SCHEMA}: no record file, or killed at its very start")
+    return Earlier(path, run, lines, end, truncated)
+
+
+def earlier_runs(flag: str, place: Path, archs: Iterable[str]) -> dict[str, Earlier]:
+    """The runs in a record file, or in a directory's ``ARCH.jsonl``, by architecture.
+
+    Raises ConformanceError for a file of another architecture, a file where there are several, and a directory that
+    has none of them.
+    """
+    names = list(archs)
+    if place.is_dir():
+        found = {name: read_earlier(place / f"{name}.jsonl") for name in names if (place / f"{name}.jsonl").exists()}
+        for name, earlier in found.items():
+            if earlier.arch != name:
+                raise ConformanceError(f"{flag} {earlier.path}: holds results of {earlier.arch}, not of {name}")
+        if not found:
+            raise ConformanceError(f"{flag} {place}: no record file there is called {' or '.join(names)}.jsonl")
+        return found
+    earlier = read_earlier(place)
+    if earlier.arch not in names:
+        raise ConformanceError(
+            f"{flag} {place}: holds results of {earlier.arch}, and this run is on {', '.join(names)}; "
+            f"give --arch {earlier.arch}, or the records of this one"
+        )
+    if len(names) > 1:
+        raise ConformanceError(f"{flag} {place}: this run is on {', '.join(names)}; give the directory of the records")
+    return {earlier.arch: earlier}

@@ -1,0 +1,51 @@
+"""A comparison as a self-contained HTML page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from reports import text
+from reports.compare import Comparison, levels
+from reports.compare_text import spelled, verdict
+from reports.digest import digest
+from reports.fields import ReportError
+from reports.html import environment, verbatim
+from reports.write import replace
+
+MOST = 500  # results listed in one table: a page of two very different runs stays usable
+_LONGEST = 300
+
+
+def render(found: Comparison) -> str:
+    """The page as text; it needs no script."""
+    jinja = environment()
+    jinja.filters |= {"spread": spelled, "clip": lambda message: text.clip(message, _LONGEST)}
+    word, _, reason = verdict(found).partition(": ")
+    return jinja.get_template("diff.html.j2").render(
+        found=found, word=word, reason=reason, remarks=list(remarks(found)), alike=levels(found.changed), most=MOST,
+        style=verbatim("report.css"),
+    )
+
+
+def remarks(found: Comparison) -> Iterator[str]:
+    """What keeps the runs from being compared without more ado."""
+    for name, records in (("first", found.first), ("second", found.second)):
+        verdict_of_run = digest(records).verdict
+        if records.end is None:
+            yield f"the {name} run did not finish"
+        yield from (f"the {name} run: {note}" for note in verdict_of_run.notes)
+    differing = [name for name in ("sizes", "data") if name in found.environment]
+    if differing:
+        yield f"the runs differ in {' and '.join(differing)}: their numbers are of different inputs"
+    if not found.common:
+        yield "the runs have no result in common"
+
+
+def write_diff(found: Comparison, target: Path) -> Path:
+    """Write the page in one step and return its path. Raises ReportError when it cannot be written."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        return replace(target, render(found))
+    except OSError as error:
+        raise ReportError(f"{error.filename or target}: cannot be written: {error.strerror or error}") from None

@@ -1,0 +1,73 @@
+"""A comparison as plain tables for a terminal or a log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from reports.compare import Change, Comparison, levels
+from reports.text import clip, fraction, number, plural
+from reports.timing import Spread
+
+MOST = 20  # lines of one table; the page has more
+_LONGEST = 200
+
+
+def tables(found: Comparison, most: int = MOST) -> str:
+    """The whole comparison, ending in a newline; sections without content say that there is nothing."""
+    first, second = found.first, found.second
+    parts = [
+        f"{verdict(found)}\nfirst:  {first.path} ({first.run.arch}, {len(first.results)} results)\n"
+        f"second: {second.path} ({second.run.arch}, {len(second.results)} results)",
+        _changes("new failures", found.failures, most),
+        _changes("lost results", found.lost, most),
+        _changes("fixed", found.fixed, most),
+        _section("changed in level, path, lane or kind", len(found.changed), None, _table(
+            ("results", "kernel", "first", "second"),
+            [(str(count), *way) for way, count in list(levels(found.changed).items())[:most]])),
+        _section(f"budget fraction moved by more than {found.threshold:g}", len(found.drift), most, _table(
+            ("kernel", "first", "second", "by", "case"),
+            [(d.kernel, fraction(d.first), fraction(d.second), f"{d.by:+.3g}", d.case) for d in found.drift[:most]])),
+        _section("added results", len(found.added), None, _table(
+            ("results", "kernel", "how they went"),
+            [(str(count), way[0], way[2]) for way, count in list(levels(found.added).items())[:most]])),
+        _section("seconds per case, with judging: median [quartiles]", len(found.timing), None, _table(
+            ("kernel", "cases", "first", "second", "second / first", ""),
+            [(t.kernel, str(t.cases), spelled(t.first), spelled(t.second), spelled(t.ratio), t.word)
+             for t in found.timing])),
+        _section("environment", len(found.environment), None, _table(
+            ("fact", "first", "second"), [(name, *values) for name, values in found.environment.items()])),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def verdict(found: Comparison) -> str:
+    """The comparison in one line."""
+    word = "WORSE" if found.worse else "NOT WORSE"
+    return (
+        f"{word}: {plural(len(found.failures), 'new failure')}, {plural(len(found.lost), 'lost result')}, "
+        f"{len(found.fixed)} fixed, {len(found.changed)} changed, {len(found.added)} added; "
+        f"{plural(found.common, 'result')} in both"
+    )
+
+
+def spelled(spread: Spread) -> str:
+    return f"{number(spread.median)} [{number(spread.low)}, {number(spread.high)}]"
+
+
+def _changes(title: str, changes: Sequence[Change], most: int) -> str:
+    rows = [(change.kernel, change.first, change.second, change.case) for change in changes[:most]]
+    return _section(title, len(changes), most, _table(("kernel", "first", "second", "case"), rows))
+
+
+def _section(title: str, count: int, most: int | None, table: Sequence[str]) -> str:
+    """``most``: lines after which the table was cut, None where a line stands for several results."""
+    lines = [f"{title}: {count or 'none'}", *(table if count else ())]
+    return "\n".join([*lines, f"  ... and {count - most} more, in the page"] if most and count > most else lines)
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Lines of aligned columns, indented."""
+    cells = [[clip(" ".join(cell.split()), _LONGEST) for cell in row] for row in (head, *rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
+    return ["  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in cells]
