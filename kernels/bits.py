@@ -29,8 +29,16 @@ def widen(form: str, raw: Any) -> Any:
     wide = T.cast(raw, "uint32")
     if form == "bf16":
         return T.reinterpret(wide << T.uint32(16), "float32")
+    if form == "e4m3":
+        # As below: the bias moves from 7 to 127. 0x7F and 0xFF are NaN, and there is no infinity.
+        rebias = T.reinterpret(T.uint32((127 + 120) << 23), "float32")
+        magnitude = (wide & T.uint32(0x7F)) << T.uint32(20)
+        finite = T.reinterpret(T.reinterpret(magnitude, "float32") * rebias, "uint32")
+        is_nan = (wide & T.uint32(0x7F)) == T.uint32(0x7F)
+        sign = (wide & T.uint32(0x80)) << T.uint32(24)
+        return T.reinterpret(T.Select(is_nan, T.uint32(0x7FC00000), finite) | sign, "float32")
     if form != "fp16":
-        raise ValueError(f"no widening from {form!r}; known: fp32, bf16, fp16")
+        raise ValueError(f"no widening from {form!r}; known: fp32, bf16, fp16, e4m3")
     magnitude = (wide & T.uint32(0x7FFF)) << T.uint32(13)
     # Times 2^112, the exponent bias moves from 15 to 127; the product is exact, also for subnormals. The factor is
     # given as a pattern because the C code generator prints seven digits of a number.

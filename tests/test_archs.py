@@ -74,6 +74,12 @@ source = "its manual"
     ('value = "ocp"', 'value = "OCP"', ("'fp8'", "unknown value", "'OCP'")),
     ("value = 64\nsource", "value = 64\nsauce", ("'wave'", "'sauce'")),
     ('about = "a new chip"\n', "", ("'about' is missing",)),
+    ("value = 64", "value = 0", ("'wave'", "must be above 0")),
+    ('value = 64\nsource = "its manual"', 'value = 64\nsource = ""', ("'wave'", "'source' must not be empty")),
+    ('language = "hip"', 'language = "hip"\ntarget = { kind = "hip", mcpu = "gfx942" }', ("'gfx942' is not new",)),
+    ('language = "hip"', 'language = "hip"\ntarget = { mcpu = "new" }', ("kind = None must be the language",)),
+    ('language = "hip"', 'language = "hip"\ntarget = { kind = "hip", mcpi = "new" }', ("'mcpi'", "'mcpu'")),
+    ('language = "hip"', 'language = "hip"\nexpect = [{}]', ("1 rules and 0 headers",)),
 ])
 def test_a_malformed_table(tmp_path: Path, old: str, new: str, words: tuple[str, ...]) -> None:
     file = tmp_path / "new.toml"
@@ -83,6 +89,22 @@ def test_a_malformed_table(tmp_path: Path, old: str, new: str, words: tuple[str,
     with pytest.raises(ConformanceError) as error:
         read_arch(file)
     assert all(word in str(error.value) for word in (str(file), *words)), str(error.value)
+
+
+def test_a_rule_of_a_table_is_about_its_own_architecture(tmp_path: Path) -> None:
+    file = tmp_path / "new.toml"
+    file.write_text(TABLE + """
+[[expect]]
+match = {}
+arch = ["gfx942"]
+expect = "native"
+reason = "r"
+source = "s"
+since = "2026-11-29"
+until = "2027-06-30"
+""", encoding="utf-8")
+    with pytest.raises(ConformanceError, match=r"new\.toml:13: key 'arch' is not for a table's own rules"):
+        read_arch(file)
 
 
 # ---- which architectures a run takes --------------------------------------------------------------------------------

@@ -128,6 +128,8 @@ def test_sound_rules_have_no_problem_and_their_cases_are_counted() -> None:
     ({"until": "2026-11-29"}, ("f.toml:3", "past its end", "2026-11-29", "move the date")),
     ({"until": "torch>=2.0"}, ("f.toml:3", "past its end", "torch", "is installed")),
     ({"until": "fp8=fnuz"}, ("f.toml:3", "past its end", "fp8 is fnuz now")),
+    ({"archs": ("gfx492",)}, ("f.toml:3", "unknown architecture", "'gfx492'", "Did you mean 'gfx942'?")),
+    ({"facts": {"atomics.pk_bf61": (True,)}}, ("f.toml:3", "unknown entry of atomics", "'pk_bf61'")),
 ])
 def test_rules_that_rotted(fields: dict[str, object], words: tuple[str, ...]) -> None:
     text = "\n".join(problems(GFX, [rule(**fields)], POINTS, TODAY))
@@ -190,6 +192,21 @@ def test_a_file_of_rules(tmp_path: Path) -> None:
     ('expect = "fallback"\npath = "slow"', 'expect = "unsupported"\nfailure = "hung"', ("unknown failure", "'hang'")),
     ('expect = "fallback"\npath = "slow"', 'expect = "unsupported"', ("needs 'failure'",)),
     ('path = "slow"', 'path = "slow"\nfacts = { fp9 = "ocp" }', ("unknown fact", "'fp9'", "Did you mean 'fp8'?")),
+    ('path = "slow"', 'path = "slow"\nfacts = { atomics = true }', ("atomics.NAME, an entry of a table",)),
+    ('path = "slow"', 'path = "slow"\nfacts = { "wave.x" = 64 }', ("'wave.x' must be written wave",)),
+    ('path = "slow"', 'path = "slow"\nfacts = { wave = ["64"] }', ("['64'] must be of type int",)),
+    ('path = "slow"', 'path = "slow"\nfacts = { fp4 = [] }', ("[] must be of type bool",)),
+    ('reason = "no fp8"', 'reason = ""', ("'reason' must not be empty",)),
+    ('path = "slow"', 'path = ""', ("'path' must not be empty",)),
+    ('arch = ["gfx942"]', "arch = []", ("'arch' must not be empty",)),
+    ('arch = ["gfx942"]', "arch = [942]", ("[942] must be a list of names",)),
+    ("2026-11-29", "", ("'since' must not be empty",)),
+    ("2027-06-30", "triton>=3.0", ("unknown package", "'triton'", "tilelang, torch")),
+    ("2027-06-30", "torch>=next", ("'next' is no version",)),
+    ("2027-06-30", "fp9=ocp", ("unknown fact", "'fp9'")),
+    ("2027-06-30", "fp8=ocq", ("fp8 never has this value",)),
+    ("2027-06-30", "shared_bytes=much", ("shared_bytes never has this value",)),
+    ("2027-06-30", "atomics=true", ("atomics.NAME",)),
 ])
 def test_what_is_wrong_in_a_rule_is_said_with_file_and_line(tmp_path: Path, old: str, new: str,
                                                             words: tuple[str, ...]) -> None:
@@ -203,6 +220,8 @@ def test_what_is_wrong_in_a_rule_is_said_with_file_and_line(tmp_path: Path, old:
 
 @pytest.mark.parametrize(("text", "words"), [
     ("[[expect]\n", "malformed TOML"), ("[other]\n", "unknown key"), ("", "'expect' is missing"),
+    ("expect = [{ match = {} }]\n", r"1 rules and 0 headers \[\[expect\]\]"),
+    (RULE.replace("[[expect]]", '[["expect"]]'), "1 rules and 0 headers"),
 ])
 def test_what_is_no_file_of_rules(tmp_path: Path, text: str, words: str) -> None:
     file = tmp_path / "rules.toml"

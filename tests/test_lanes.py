@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
 import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,10 +22,10 @@ from conformance.expectation import Expectation
 from conformance.held import hold as held
 from conformance.kernel import _REGISTRY, Kernel
 from conformance.lanes import Lanes
-from conformance.registry import arch, kernels, matrix
+from conformance.registry import ROOT, arch, kernels, matrix
 from conformance.resources import beyond, instructions, unknown_limits, used
-from conformance.result import Result, Settings
-from conformance.route import Failure, Lowered
+from conformance.result import REJECTED, Result, Settings
+from conformance.route import Failure, Lowered, Route
 from kernels import tilelang_build
 
 OPERATOR = "moe_reduce_fused"
@@ -119,6 +121,65 @@ def test_a_compiler_that_hangs_is_ended(made: Callable[..., Kernel]) -> None:
     assert time.monotonic() - started < 60
 
 
+def test_a_compiler_ends_with_its_worker(tmp_path: Path) -> None:
+    """Also when that is killed: what hangs would run for ever."""
+    pid = tmp_path / "pid"
+    body = f"open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(300)"
+    (tmp_path / "endless.py").write_text(PRELUDE + MODULE.format(body=body, shared=0, threads=1, name="endless"))
+    code = ("from conformance import lowering; from conformance.registry import kernels; "
+            "lowering.lower(kernels('moe_reduce_fused', ['endless'])[0], {'in': 'bf16'}, 'gfx942', 'one', 0)")
+    places = os.pathsep.join((str(tmp_path), str(ROOT)))
+    worker = subprocess.Popen([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": places})
+    try:
+        assert until(lambda: pid.exists() and pid.read_text() != "")
+    finally:
+        worker.kill()
+        worker.wait()
+    assert until(lambda: not running(int(pid.read_text())))
+
+
+def until(held: Callable[[], bool], seconds: float = 60.0) -> bool:
+    end = time.monotonic() + seconds
+    while not held() and time.monotonic() < end:
+        time.sleep(0.1)
+    return held()
+
+
+def running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize(("answer", "words"), [
+    ("None", "returned NoneType, a Lowered is required"),
+    ("Lowered('hip', 'gfx942', 's', '1', 0, 64)", "dynamic_shared = '1': a whole number"),
+    ("Lowered('hip', 'gfx942', 's', 0, -1, 64)", "static_shared = -1"),
+    ("Lowered('hip', 'gfx942', 's', 0, 0, float('nan'))", "threads = nan"),
+    ("Lowered('hip', 'gfx942', ' ', 0, 0, 64)", "no source"),
+    ("Lowered('hip', 'gfx942', chr(0xD800), 0, 0, 64)", "cannot be encoded"),
+    ("Lowered('hip', 'gfx942', 's', 0, 0, 64, (3,))", "includes = (3,)"),
+    ("Lowered('hip', 'gfx950', 's', 0, 0, 64)", "code for hip 'gfx950', gfx942 takes hip 'gfx942'"),
+    ("Lowered('cuda', 'sm_90', 's', 0, 0, 64)", "code for cuda 'sm_90', gfx942 takes hip 'gfx942'"),
+])
+def test_an_answer_that_is_no_code_for_the_architecture(made: Callable[..., Kernel], answer: str, words: str) -> None:
+    result = taken(made(f"return {answer}"))
+    assert (result.state, result.kind, result.lane) == ("error", "soft-error", "route")
+    assert words in result.message
+
+
+def test_features_of_a_target_do_not_matter(made: Callable[..., Kernel]) -> None:
+    result = taken(made("return Lowered('hip', 'gfx942:xnack-', 's', 0, 0, 64)"))
+    assert result.lane != "route", result.message
+
+
+def test_a_compiler_leaves_nothing_behind(made: Callable[..., Kernel]) -> None:
+    taken(made("open('left_behind.txt', 'w').close()"))
+    assert not (ROOT / "left_behind.txt").exists()
+    assert not Path("left_behind.txt").exists()
+
+
 def test_a_kernel_that_refuses_while_lowering(made: Callable[..., Kernel]) -> None:
     result = taken(made("raise NotSupported('needs wave 32')"))
     assert (result.state, result.kind) == ("not-run", "refused")
@@ -161,7 +222,8 @@ def test_a_damaged_entry_of_the_cache_is_made_again(made: Callable[..., Kernel])
     assert taken(kernel).lane == "lower"
     (entry,) = (disk_cache.cache_dir() / "lowered").glob("*.json")
     whole = entry.read_text()
-    for damage in ("", whole[:40], "{}", '{"source": "x"}'):
+    for damage in ("", whole[:40], "{}", "[1]", '{"source": "x"}', '{"kind": 5, "message": null}',
+                   whole.replace('"threads": 64', '"threads": "64"')):
         entry.write_text(damage)
         assert taken(kernel).lane == "lower"
         assert entry.read_text() == whole
@@ -188,6 +250,24 @@ def test_configurations_ahead(made: Callable[..., Kernel]) -> None:
 
 
 # ---- no further than it goes ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("body", "words"), [
+    ("raise RuntimeError('boom')", "RuntimeError: boom"), ("sys.exit(3)", "SystemExit: 3"),
+    ("return None", "returned None: a Route is required"), ("return Route(None)", "returned Route(path=None"),
+    ("return Route('fp32', ['one'])", "config=['one']"), ("return Route('rejected')", "nor 'rejected'"),
+])
+def test_a_route_that_goes_wrong_is_the_error_of_its_cases(made: Callable[..., Kernel], body: str, words: str) -> None:
+    def route(params: object, table: Arch) -> object:
+        names: dict[str, object] = {"Route": Route, "sys": sys}
+        exec(f"def answer():\n    {body}", names)
+        return names["answer"]()  # type: ignore[operator]
+
+    kernel = replace(made(), route=route)  # type: ignore[arg-type]
+    result = taken(kernel)
+    assert (result.state, result.kind, result.lane, result.path) == ("error", "exception", "route", None)
+    assert words in result.message
+    assert Lanes(Settings(ABSENT, "official", "gfx942"), GFX, 60.0).ahead([(CASES[0], kernel)]) == []
 
 
 def test_a_kernel_without_a_route_is_not_run_and_says_so() -> None:
@@ -231,6 +311,14 @@ def test_a_declared_abort_is_expected_and_its_absence_fails(made: Callable[..., 
     exits = made("os._exit(1)")
     result = held(taken(exits), exits, GFX, [DECLARED])
     assert (result.state, result.kind) == ("error", "other-failure")
+
+
+def test_the_word_for_a_permitted_refusal_is_no_path_to_hide_behind(made: Callable[..., Kernel]) -> None:
+    kernel = made()
+    ran = replace(taken(kernel), lane="execute", path=REJECTED)
+    assert held(ran, kernel, GFX, ()).kind == "silent-fallback"
+    refused = replace(ran, message="rejected, as the contract allows: strides")
+    assert held(refused, kernel, GFX, ()) == refused
 
 
 def test_a_fallback_that_nothing_declares(made: Callable[..., Kernel]) -> None:
@@ -351,6 +439,18 @@ def test_the_lowest_of_all_is_enough_for_a_fact() -> None:
     both = beyond({"shared_bytes": 101, "threads": 33}, table)
     assert both is not None and "shared memory" in both and "threads" in both
     assert lowering._first_line(ValueError("\n\n  what it is\nmore")) == "what it is"
+
+
+def test_a_cache_that_cannot_be_used_costs_time_only(made: Callable[..., Kernel], tmp_path: Path) -> None:
+    disk_cache.cache_dir().joinpath("locks").write_text("")
+    assert taken(made()).state == "pass"
+
+
+def test_a_cache_folder_that_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv(disk_cache.VARIABLE, str(tmp_path / "file"))
+    disk_cache.cache_dir.cache_clear()
+    assert disk_cache.cache_dir().is_dir()
 
 
 def test_a_lock_is_free_again_after_its_holder(tmp_path: Path) -> None:

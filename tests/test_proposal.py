@@ -11,7 +11,8 @@ import pytest
 
 from conformance import cli, proposal
 from conformance.errors import ConformanceError
-from conformance.proposal import propose
+from conformance.matrix_file import tomllib
+from conformance.proposal import _without, propose
 
 RULES = """# a table
 name = "gfx942"
@@ -107,6 +108,27 @@ def test_no_proposal_matches_more_than_before(checkout: Path) -> None:
     assert '-path = "slow"' in diff
 
 
+def test_a_rule_for_a_kernel_from_elsewhere_goes_to_a_file_of_expectations(checkout: Path) -> None:
+    file = records(checkout, result("silent-fallback", 'quoted "path"', where=None, out="e4m3"))
+    lines = file.read_text(encoding="utf-8").splitlines()
+    run = {"type": "run", "arch": "gfx942", "kernels": {"k": {"module": "my_kernels"}}}
+    file.write_text("\n".join([json.dumps(run), *lines[1:]]), encoding="utf-8")
+    diff, remarks = propose(file)
+    assert not diff
+    offered = remarks[0].partition("\n")[2]
+    (found,) = tomllib.loads(offered)["expect"]
+    assert (found["arch"], found["path"]) == (["gfx942"], 'quoted "path"')
+
+
+@pytest.mark.parametrize(("line", "shorter"), [
+    ('match = { out = ["a", "b"], kernel = "x" }', 'match = { kernel = "x" }'),
+    ('match = { kernel = "x", out = { min = 2, max = 8 } }', 'match = { kernel = "x" }'),
+    ('match = { kernel = "x", out = 8 }', 'match = { kernel = "x" }'),
+])
+def test_a_condition_is_taken_out_of_its_line(line: str, shorter: str) -> None:
+    assert _without(line, "out") == shorter
+
+
 def test_a_file_that_changed_meanwhile(checkout: Path) -> None:
     where = "matrices/archs/gfx942.toml:2"
     diff, remarks = propose(records(checkout, result("unexpected-native", "k", where, out="e4m3")))
@@ -124,7 +146,8 @@ def test_the_command_line(checkout: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "nothing to change" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("text", ["", "not json\n", '{"type": "result"}\n', "[]\n"])
+@pytest.mark.parametrize("text", ["", "not json\n", '{"type": "result"}\n', "[]\n", '{"type": "run"}\n',
+                                  '{"type": "run", "arch": "x"}\n{"type": "result"}\n'])
 def test_what_is_no_record_file(tmp_path: Path, text: str) -> None:
     file = tmp_path / "x.jsonl"
     file.write_text(text, encoding="utf-8")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -13,10 +14,12 @@ from typing import Any
 import pytest
 from suite_runs import CASES, MODULE, ROOT, Ran, command, environment, read_lines, run, write_kernels
 
-from conformance.earlier import read_earlier
+from conformance.earlier import Earlier, read_earlier
+from conformance.environment import uncommitted
 from conformance.errors import ConformanceError
 from conformance.portion import read_portion
 from conformance.recorder import Recorder
+from conformance.run_facts import resumed_facts
 
 # The checkout may be edited while tests run, so the commit is pinned; `COUNT` counts what each kernel really did.
 PINNED = """
@@ -29,7 +32,12 @@ def note(name):
     with open(os.path.join(HERE, "done.txt"), "a") as done:
         done.write(name + "\\n")
 
-add("slow", lambda: (note("slow"), time.sleep(float(os.environ.get("SLOW", "0")))))
+def die_once():
+    with open(os.path.join(HERE, "done.txt")) as done:
+        if os.environ.get("DIES") and done.read().count("slow") == 1:
+            os._exit(9)
+
+add("slow", lambda: (note("slow"), time.sleep(float(os.environ.get("SLOW", "0"))), die_once()))
 add("wrong", lambda: note("wrong"), lambda weights, dtype: weights is not None)
 """
 
@@ -54,12 +62,13 @@ def names(results: list[dict[str, Any]]) -> set[tuple[str, str]]:
     return {(line["case"], line["kernel"]) for line in results}
 
 
-def test_a_killed_controller_is_gone_on_from(tmp_path: Path) -> None:
-    """For real: SIGKILL while a case runs, then the rest into the same record file, and nothing twice."""
+def test_a_killed_controller_is_gone_on_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For real: SIGKILL while a case runs, then the rest into the same record file, and nothing twice. A worker of the
+    second run dies: the one that replaces it must plan the same, though the record file has grown."""
     write_kernels(tmp_path, PINNED)
     records = tmp_path / "out" / "cpu.jsonl"
     process = subprocess.Popen(
-        command(tmp_path, *arguments("-n", "1")), cwd=ROOT, env=environment(tmp_path, SLOW="0.5"), text=True,
+        command(tmp_path, *arguments("-n", "1")), cwd=ROOT, env=environment(tmp_path, SLOW="1"), text=True,
         start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )
     try:
@@ -76,19 +85,21 @@ def test_a_killed_controller_is_gone_on_from(tmp_path: Path) -> None:
     assert before.end is None and 2 <= len(before.lines) < 12
     (tmp_path / "done.txt").write_text("", encoding="utf-8")
 
+    slow_left = 4 - sum(name.endswith(" on slow") for name in before.lines)
+    assert slow_left > 0
+    monkeypatch.setenv("DIES", "1")
     again = run(tmp_path, *arguments("-n", "1", f"--resume={records}"))
-    assert again.code == 0, again.output
+    assert again.code == 1, again.output
     assert len(again.results) == len(names(again.results)) == 12
-    assert again.end["counts"] == {"pass": 12}
+    assert again.end["counts"] == {"pass": 11, "crash": 1} and again.end["problems"] == []
     kept = records.read_bytes().splitlines()[1 : 1 + len(before.lines)]
     assert set(kept) == set(before.lines.values())  # byte by byte
     assert again.plan["resumed"] == [{
         "from": str(records), "started": before.run["started"], "results": len(before.lines),
         "truncated": before.truncated, "ended": False, "differs": {}}]
-    assert f"{12 - len(before.lines)} passed" in again.output
-    slow_left = 4 - sum(name.endswith(" on slow") for name in before.lines)
-    done = (tmp_path / "done.txt").read_text(encoding="utf-8").split()
-    assert (done.count("slow") > 0) == (slow_left > 0)
+    assert f"1 failed, {11 - len(before.lines)} passed" in again.output
+    calls = (tmp_path / "done.txt").read_text(encoding="utf-8").split().count("slow")
+    assert 2 * slow_left - 1 <= calls <= 4 * slow_left  # a case runs its kernel a few times, the crashed one once
     assert f"resumed: {len(before.lines)} of 12 results" in (tmp_path / "out" / "cpu.html").read_text(encoding="utf-8")
 
 
@@ -154,11 +165,46 @@ def test_a_run_that_differs_is_refused_unless_told_so(finished: Path, tmp_path: 
     assert "that run differs in commit (other there, c0ffee here), torch (1.0 there, " in page
 
 
-def test_other_cases_are_another_plan(finished: Path, tmp_path: Path) -> None:
-    records = copied(finished, tmp_path)
-    refused = ran(tmp_path, f"--resume={records}", "-p", "no:xdist", cases=CASES[:3])
-    assert refused.code == 4
-    assert "differs from this one in plan (other cases or kernels are planned" in refused.output
+@pytest.mark.parametrize(("now", "words"), [
+    ({"plan": "p2"}, "differs from this one in plan (other cases or kernels are planned; give the options of that run"),
+    ({"changes": "d1"}, "changes (none there, d1 here)"),
+    ({"kernels": {"k": {"source": "s2"}}}, "source of kernel k (s1 there, s2 here)"),
+    ({"kernels": {}}, "kernel k (planned there, not planned here)"),
+    ({"shard": {"index": 1, "count": 2}}, "shard (none there, 1/2 here)"),
+    ({"data": "exact"}, "data (real there, exact here)"),
+])
+def test_what_keeps_a_run_from_being_gone_on_from(now: dict[str, Any], words: str, tmp_path: Path) -> None:
+    before = {"plan": "p1", "kernels": {"k": {"source": "s1"}}, "data": "real", "command": "pytest -q"}
+    earlier = Earlier(tmp_path / "r.jsonl", before, {}, None, False)
+    with pytest.raises(ConformanceError, match=re.escape(words)):
+        resumed_facts(earlier, before | now, 0, anyway=False)
+    assert resumed_facts(earlier, before | now, 0, anyway=True)[0]["differs"]
+    assert resumed_facts(earlier, before, 3, anyway=False)[0]["results"] == 3
+
+
+def test_uncommitted_changes_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def git(*words: str) -> None:
+        who = ["-c", "user.name=x", "-c", "user.email=x@example.org", "-c", "commit.gpgsign=false"]
+        subprocess.run(["git", *who, *words], cwd=tmp_path, check=True, capture_output=True)
+
+    monkeypatch.setattr("conformance.environment.ROOT", tmp_path)
+    for folder in ("conformance", "references", "kernels", "matrices", "docs"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "file").write_text("1", encoding="utf-8")
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-q", "-m", "all")
+    assert uncommitted() is None
+    (tmp_path / "docs" / "file").write_text("2", encoding="utf-8")
+    assert uncommitted() is None  # no result depends on it
+    (tmp_path / "kernels" / "file").write_text("2", encoding="utf-8")
+    one = uncommitted()
+    (tmp_path / "kernels" / "file").write_text("3", encoding="utf-8")
+    other = uncommitted()
+    (tmp_path / "kernels" / "new").write_text("", encoding="utf-8")
+    third = uncommitted()
+    (tmp_path / "kernels" / "file").unlink()
+    assert len({None, one, other, third, uncommitted()}) == 5
 
 
 def test_several_architectures_from_their_directory(tmp_path: Path) -> None:
@@ -167,7 +213,7 @@ def test_several_architectures_from_their_directory(tmp_path: Path) -> None:
     assert ran(tmp_path, *both, "-p", "no:xdist", out="old", cases=CASES[:1]).code == 0
     (left,) = cut(tmp_path / "old" / "cpu.jsonl", 1)
     cut(tmp_path / "old" / "gfx942.jsonl", 2)
-    done = ran(tmp_path, *both, "-n", "2", f"--resume={tmp_path / 'old'}", cases=CASES[:1])
+    done = ran(tmp_path, *both, "-n", "1", f"--resume={tmp_path / 'old'}", cases=CASES[:1])
     assert done.code == 0, done.output
     assert left in done.results and len(names(done.results)) == len(done.results) == 3
     other = [line for line in read_lines(tmp_path / "out" / "gfx942.jsonl") if line["type"] == "result"]
@@ -212,4 +258,20 @@ def test_carried_results_are_on_disk_before_the_old_file_goes(tmp_path: Path, mo
     recorder = Recorder(path, {"planned": {"k": 1}}, [line.encode()])
     recorder.close(False)
     assert [entry["type"] for entry in read_lines(path)] == ["run", "result", "end"]
+    assert [file.name for file in tmp_path.iterdir()] == ["cpu.jsonl"]
+
+
+def test_a_full_disk_at_the_start_leaves_the_old_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "cpu.jsonl"
+    path.write_text("old\n", encoding="utf-8")
+    line = json.dumps({"type": "result", "case": "c", "kernel": "k", "state": "pass", "message": "", "lane": "execute"})
+
+    def full(self: Recorder, line: dict[str, Any]) -> None:
+        self._lost += 1
+        self._error = "No space left on device"
+
+    monkeypatch.setattr(Recorder, "_write", full)
+    with pytest.raises(ConformanceError, match="No space left on device; the earlier ones are untouched"):
+        Recorder(path, {"planned": {"k": 1}}, [line.encode()])
+    assert path.read_text(encoding="utf-8") == "old\n"
     assert [file.name for file in tmp_path.iterdir()] == ["cpu.jsonl"]

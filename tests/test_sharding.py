@@ -96,8 +96,8 @@ OWN = {1: ["o/a:1", "o/a:2"], 2: ["o/b:1"], 3: []}
 PLAN = [*(pair for pair in IDENTITY), *([case, "k"] for cases in OWN.values() for case in cases)]
 
 
-def shard(folder: Path, index: int, change: Any = None, ended: bool = True, **facts: Any) -> Path:
-    """One of three made-up shards. ``change`` may edit its result lines."""
+def shard(folder: Path, index: int, change: Any = None, ended: bool = True, note: str = "", **facts: Any) -> Path:
+    """One of three made-up shards. ``change`` may edit its result lines, ``note`` is what made it unsound."""
     pairs = [*IDENTITY, *([case, "k"] for case in OWN[index])]
     line = {
         "arch": "cpu", "here": True, "device": "x", "commit": "c", "dirty": False, "torch": "2", "sizes": "reduced",
@@ -115,6 +115,8 @@ def shard(folder: Path, index: int, change: Any = None, ended: bool = True, **fa
             change(result)
         if result:
             recorder.add(result)
+    if note:
+        recorder.note(note)
     if ended:
         recorder.close(False, seconds=float(index))
     return recorder.path
@@ -179,7 +181,27 @@ def test_a_failure_in_one_shard_fails_the_whole(tmp_path: Path, capsys: pytest.C
     assert "1 of 5 results failed" in said
 
 
+def test_what_made_a_shard_unsound_is_told_of_the_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lost = {"note": "worker gw0 was killed"}
+    code, said = merged(capsys, *shards(tmp_path, s2=lost), "--out", tmp_path / "one")
+    assert code == 1 and "shard 2: worker gw0 was killed" in said
+    code, said = merged(capsys, *shards(tmp_path, s1=lost, s2=lost, s3=lost), "--out", tmp_path / "all")
+    assert code == 1 and said.count("worker gw0 was killed") == 1 and "shard 2:" not in said
+
+
+def test_a_kernel_that_executed_nothing_anywhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In one shard it may have nothing that it takes; in all of them together it has not passed."""
+    def idle(line: dict[str, Any]) -> None:
+        line.update(state="not-run", level=None, message="no compiler")
+
+    paths = shards(tmp_path, **{f"s{index}": {"change": idle} for index in OWN})
+    assert [read_lines(path)[-1]["problems"] for path in paths] == [[], [], []]
+    code, said = merged(capsys, *paths, "--out", tmp_path / "all")
+    assert code == 1 and "k executed nothing: no compiler" in said
+
+
 @pytest.mark.parametrize(("changed", "words"), [
+    ({"s2": {"shard": {"index": 2, "count": 3}}}, "its 'shard' lacks costs, identity, loose, whole"),
     ({"s2": {"ended": False}}, "s2/cpu.jsonl: the run was killed, planned results without a line: none; run the rest"),
     ({"s2": {"change": lambda line: line.clear() if line["case"] == "o/b:1" else None}},
      "the run ended early, planned results without a line: 1 of k; run the rest with its options, --shard 2/3 and "),

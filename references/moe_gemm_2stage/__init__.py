@@ -1,4 +1,9 @@
-"""Two-stage MoE: sorting, gate-up, down, reduction. References as pure functions; no operator is declared yet.
+"""moe_gemm_2stage: both stages of a two-stage MoE with re-quantisation between them, judged end to end.
+
+    out[t] = sum_s w[t, s] (w2[e] . q(silu(x . gate[e]) (x . up[e])))      e = local expert of (t, s)
+
+Output [T, H] f16, bf16 or f32 (f32 in atomic mode only). The reference never sees a kernel's intermediate. The stages
+by themselves are the operators moe_gemm1 and moe_gemm2, which share these modules:
 
 sorting            routes grouped by expert, packed ids, padding, expert-parallel masks; sorting_check judges a result
 layouts            preshuffled weights, packed int4 and fp4, e8m0 scales, gate and up interleaved; both directions
@@ -10,4 +15,13 @@ bounds             fp64 values with the error that correct arithmetic may make
 stages, chain      stage 1, stage 2, what passes between them, and both end to end, with bounds
 golden             the same in fp32, every rounding where it is documented
 verdict            the comparison by element, with figures for rows and the whole
+storage, contract  the arguments of the operators and their forms; cases: the parameters of a case
+draw, poison       data of a case and where poison stands; inputs puts them together
+reference          golden and oracle of a call, read from its arguments; operators: the declarations
 """
+
+from references.moe_gemm_2stage.operators import declare
+
+__all__ = ["OPERATOR"]
+
+OPERATOR = declare("moe_gemm_2stage", "two-stage MoE end to end: gate and up, SiLU, re-quantisation, down, combination")

@@ -64,7 +64,7 @@ def quantise(value: Tensor, target: str, rule: str = "truncate", group: int | No
     if size < 1 or value.shape[-1] % size:
         raise ValueError(f"group is {size}: a divisor of K = {value.shape[-1]} is required")
     known = value.float().nan_to_num(nan=0.0, posinf=into.largest, neginf=-into.largest)
-    groups = known.reshape(*known.shape[:-1], -1, size)
+    groups = known.reshape(*known.shape[:-1], known.shape[-1] // size, size)
     scale = groups.abs().amax(dim=-1) / into.largest
     scale = torch.where(scale == 0, 1.0, scale)
     ratio = (groups / scale[..., None]).view(value.shape)

@@ -1,0 +1,99 @@
+"""What the parameters of a case mean: extents, at official and at reduced sizes, dtype, combination and policies.
+
+    shape    name of a published shape, for the reader      tokens, hidden, inter, experts, topk   T, H, I, E, k
+    bm       rows of a routing block                        in     name of a mode in `dtypes`
+    mode     atomic or reduce (stage 2)                     out    f16, bf16, f32
+    mask     yes: some experts live elsewhere               routing  how tokens choose experts, see `draw`
+    data     real or coded                                  encoding of fp8: ocp or fnuz
+    rule     of integer quantisation between the stages     doweight  where stage 1 applies the routing weight
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from conformance.case import Case
+from conformance.errors import ConformanceError
+from references.moe_gemm_2stage.dtypes import MODES, Mode, check
+from references.moe_gemm_2stage.rounding import OUTPUTS
+from references.moe_gemm_2stage.storage import STORED
+
+ROUTINGS = ("skewed", "even", "one_expert", "sentinel")
+DOWEIGHT = {"none": "none", "after": "after", "gate": "gate", "gate_and_up": "gate-and-up"}
+_REDUCED_BLOCK, _REDUCED_TOKENS, _REDUCED_EXPERTS = 16, 33, 20
+# Parameters that change neither the data nor the routes, so that the cases which differ in them share both.
+_NO_DATA = ("shape", "mode", "out", "launch", "model", "doweight", "rule")
+
+
+@dataclass(frozen=True)
+class Extents:
+    """T, H, I, E (all experts), k and BM."""
+
+    tokens: int
+    hidden: int
+    inter: int
+    experts: int
+    topk: int
+    block: int
+
+    def reduced(self) -> Extents:
+        """Extents that a CPU is done with at once. Blocks shrink with the tokens, so that popular experts still have
+        several of them, the last one partial, and others none; k stays, and so do the dtypes' layouts."""
+        return Extents(
+            tokens=min(self.tokens, _REDUCED_TOKENS + self.tokens % 8),
+            hidden=min(self.hidden, 32 * ((self.hidden // 256).bit_length() + 3)),
+            inter=min(self.inter, 32 * ((self.inter // 128).bit_length() + 2)),
+            experts=min(self.experts, max(_REDUCED_EXPERTS, self.topk + 3)),
+            topk=self.topk,
+            block=_REDUCED_BLOCK,
+        )
+
+
+def extents(case: Case, sizes: str) -> Extents:
+    """Edge families are meant as they are; everything else is reduced where ``sizes`` says so."""
+    names = ("tokens", "hidden", "inter", "experts", "topk", "bm")
+    full = Extents(*(case.number(name) for name in names))
+    if full.topk > full.experts:
+        raise ConformanceError(f"case {case.id}: topk:{full.topk} is more than experts:{full.experts}")
+    if full.hidden % 32 or full.inter % 32:
+        raise ConformanceError(f"case {case.id}: hidden and inter must be multiples of 32")
+    return full.reduced() if sizes == "reduced" and not case.family else full
+
+
+def mode_of(case: Case) -> Mode:
+    """The case's dtype. Raises ConformanceError for one without a storage, or a combination that does not exist."""
+    name = case.get("in")
+    if name not in STORED:
+        raise ConformanceError(f"case {case.id}: in:{name} is none of {', '.join(STORED)}")
+    try:
+        check(MODES[name], case.get("mode", "atomic"), case.get("out"))
+    except ValueError as error:
+        raise ConformanceError(f"case {case.id}: {error}") from None
+    return MODES[name]
+
+
+def choice(case: Case, name: str, known: tuple[str, ...], default: str) -> str:
+    """A parameter with few values. Raises ConformanceError that lists them."""
+    value = case.get(name, default)
+    if value not in known:
+        raise ConformanceError(f"case {case.id}: {name}:{value} is none of {', '.join(known)}")
+    return value
+
+
+def data_of(case: Case) -> str:
+    """"coded", integers whose sums are exact, where they are asked for and the operator is linear; else "real": no
+    data makes silu exact."""
+    wanted = choice(case, "data", ("real", "coded", "exact"), "real")
+    return "coded" if wanted != "real" and case.operator == "moe_gemm2" else "real"
+
+
+def output_dtype(case: Case) -> torch.dtype:
+    return OUTPUTS[choice(case, "out", tuple(OUTPUTS), "f16")]
+
+
+def data_seed(case: Case) -> int:
+    """Of everything but the parameters that change no input."""
+    kept = {key: value for key, value in case.params.items() if key not in _NO_DATA}
+    return Case(case.operator, kept, case.family).seed & 0x7FFFFFFF

@@ -1,0 +1,133 @@
+"""Data of two-stage MoE, the same bits on every device: signed, uneven, over three decades, distinct per slot.
+
+Numbers are near-uniform and symmetric, so that 4-bit formats hold them too; each row and each output channel has a
+scale of its own between 2^-8 and 2; the gate's distribution differs from the up projection's. All arithmetic is exact
+or rounded once per element, so that devices agree.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from conformance.generate import fill_rows, integers, uniform
+from references.moe_gemm_2stage import operands
+from references.moe_gemm_2stage.cases import Extents
+from references.moe_gemm_2stage.dtypes import Mode
+from references.moe_gemm_2stage.operands import Operand
+
+_SPREAD = 5.0  # standard deviation of ``numbers``
+_ROUTING_SEED, _WEIGHT_SEED, _SCALE_SEED = 101, 202, 303
+
+
+def numbers(rows: int, width: int, seed: int, device: torch.device) -> Tensor:
+    """fp32 [rows, width]: multiples of 1/16 in [-8.5, 8.5]."""
+    coarse = fill_rows(torch.empty((rows, width), device=device), "exact", seed)
+    fine = fill_rows(torch.empty((rows, width), device=device), "exact", seed + 50021)
+    return coarse.add_(fine.mul_(1 / 16))
+
+
+def decades(count: int, seed: int, device: torch.device) -> Tensor:
+    """fp32 [count, 1]: between 2^-8 and 2, evenly over the exponents; the first and the last are among the larger."""
+    exponent = integers((count,), -8, 1, seed, device)
+    exponent[:1] = exponent[-1:] = -1
+    return torch.ldexp(1.0 + uniform((count,), seed + 1, device), exponent)[:, None]
+
+
+def coded(rows: int, width: int, first: int, device: torch.device) -> Tensor:
+    """fp32 [rows, width]: integers from -3 to 3 that tell rows and columns apart, with any row numbered ``first``."""
+    row = torch.arange(first, first + rows, device=device)[:, None]
+    column = torch.arange(width, device=device)[None, :]
+    return (((row * row * 5 + row * 3 + column * (2 + row % 5) + column // 16) % 7) - 3).float()
+
+
+def rows_of(count: int, width: int, mode: Mode, data: str, encoding: str, seed: int, device: torch.device) -> Operand:
+    """Activations [count, width]."""
+    if data == "coded":
+        return Operand(coded(count, width, seed % 97, device), scale=_powers(count, mode.activation, seed, device))
+    value = numbers(count, width, seed, device) / _SPREAD * decades(count, seed + _SCALE_SEED, device)
+    return operands.activation(value, mode, encoding)
+
+
+def smoothed_rows(count: int, width: int, mode: Mode, encoding: str, seed: int, ids: Tensor, experts: int) -> Operand:
+    """int8smooth: activations [T, k, width] after multiplication by the factor of each slot's expert."""
+    value = numbers(count, width, seed, ids.device) / _SPREAD * decades(count, seed + _SCALE_SEED, ids.device)
+    factors = smoothing(experts, width, seed + 7, ids.device)
+    return operands.activation(operands.smoothed(value[:, None], factors, ids), mode, encoding)
+
+
+def smoothing(experts: int, width: int, seed: int, device: torch.device) -> Tensor:
+    """fp32 [E, width] factors between 0.75 and 1.25."""
+    return uniform((experts, width), seed, device) / 2 + 0.75
+
+
+def weight_of(expert: int, rows: int, width: int, mode: Mode, data: str, encoding: str, seed: int, gated: bool,
+              device: torch.device) -> Operand:
+    """Weights [1, rows, width] of one expert. ``gated``: the first half of the rows is the gate, which is skewed."""
+    seed = seed + 7919 * expert
+    if data == "coded":
+        value = coded(rows, width, 11 * expert + seed % 89, device)[None]
+        scale = _powers(rows, mode.weight, seed, device)
+        if mode.weight == "int4_g32":
+            assert scale is not None
+            return Operand(value, factors=scale[None, :, None].expand(1, rows, width))
+        return Operand(value, scale=None if scale is None else scale[None])
+    value = numbers(rows, width, seed, device) / (_SPREAD * math.sqrt(width))
+    if gated:
+        gate = value[: rows // 2]
+        value[: rows // 2] = gate.abs() * 0.25 + gate * 0.75
+    value *= decades(rows, seed + _SCALE_SEED, device)
+    return operands.weight(value[None], mode, encoding)
+
+
+def _powers(count: int, form: str, seed: int, device: torch.device) -> Tensor | None:
+    """Scales that are powers of two, for data whose sums are exact; None where the format has none."""
+    if form in ("f16", "bf16"):
+        return None
+    return torch.exp2(integers((count,), -1, 2, seed, device).float())
+
+
+def experts_of(of: Extents, routing: str, seed: int, device: torch.device, mask: Tensor | None = None) -> Tensor:
+    """int32 [T, k] distinct experts per token.
+
+    skewed: some experts are popular, one in the middle is never chosen (where E - k allows it), token 0 has expert 0
+    in slot 0 and the last token the last expert; a token in the middle has masked experts only, where there are enough.
+    even: hashed scores. one_expert: every token makes the same choice, the last expert first. sentinel: as skewed, and
+    no other token has expert 0, so that packed id 0 stands before padding in one block.
+    """
+    score = uniform((of.tokens, of.experts), seed + _ROUTING_SEED, device)
+    if routing == "one_expert":
+        score = torch.arange(of.experts, device=device).float().expand(of.tokens, of.experts).clone()
+    elif routing != "even":
+        score += uniform((of.experts,), seed + _ROUTING_SEED + 1, device)[None] * 0.9
+        if of.experts > of.topk + 1 and of.experts > 2:
+            score[:, of.experts // 2] = -1.0
+        if routing == "sentinel":
+            score[1:, 0] = -0.5
+        if mask is not None and of.tokens > 2:
+            score[of.tokens // 2] += 4.0 * (mask == 0)
+        score[:1, 0] = 9.0
+        score[1:][-1:, -1] = 8.0
+    return score.argsort(dim=1, descending=True, stable=True)[:, : of.topk].to(torch.int32)
+
+
+def routing_weights(of: Extents, data: str, seed: int, device: torch.device) -> Tensor:
+    """fp32 [T, k], strongly uneven, each row's sum 1 up to rounding; powers of two for exact sums."""
+    if data == "coded":
+        return torch.exp2(integers((of.tokens, of.topk), -3, 1, seed + _WEIGHT_SEED, device).float())
+    share = uniform((of.tokens, of.topk), seed + _WEIGHT_SEED, device)
+    share = share * share
+    share = share * share + 0.02
+    total = share[:, 0].clone()
+    for slot in range(1, of.topk):
+        total += share[:, slot]
+    return share / total[:, None]
+
+
+def expert_mask(of: Extents, device: torch.device) -> Tensor:
+    """int32 [E], 0 for two thirds of the experts: neither the first nor the last of more than two."""
+    expert = torch.arange(of.experts, device=device)
+    masked = (expert % 3 != 0) & (expert < max(2, of.experts - 1))
+    return (~masked).to(torch.int32)

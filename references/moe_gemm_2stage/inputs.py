@@ -1,0 +1,184 @@
+"""The arguments of each case: routes, operands of the stages the operator has, and where poison stands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from conformance.case import Case
+from conformance.layouts import place
+from conformance.operator import Arguments, Call, Shared
+from references.moe_gemm_2stage import cases, draw, layouts, sorting
+from references.moe_gemm_2stage.cases import Extents
+from references.moe_gemm_2stage.contract import ARGUMENTS, output
+from references.moe_gemm_2stage.dtypes import Mode
+from references.moe_gemm_2stage.fp8 import FORMS
+from references.moe_gemm_2stage.poison import Place, setter
+from references.moe_gemm_2stage.storage import store_rows, store_weight
+
+_X, _W1, _W2, _A2, _SMOOTH = 1, 1_000_003, 2_000_003, 3_000_017, 4_000_037  # seeds of the operands
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """What the cases of one group share: tensors by argument name, places for poison, and which poison stands."""
+
+    data: str
+    arguments: Arguments
+    places: list[Place]
+    routes: sorting.Sorted
+    state: dict[str, int]
+
+
+@dataclass(frozen=True)
+class _Point:
+    """One draw: what every operand's generation needs to know. local: expert of each slot, -1 = none here."""
+
+    of: Extents
+    mode: Mode
+    data: str
+    encoding: str
+    seed: int
+    local: Tensor
+
+    @property
+    def device(self) -> torch.device:
+        return self.local.device
+
+
+def placed(value: Tensor) -> Tensor:
+    """A copy inside a larger storage that holds NaN (integers: 0) before and behind it."""
+    raw = value.view(torch.uint8) if value.dtype in {form.dtype for form in FORMS.values()} else value
+    inner = place(tuple(raw.shape), raw.dtype, value.device).copy_(raw)
+    return inner.view(value.dtype)
+
+
+def inputs(case: Case, sizes: str, device: torch.device, shared: Shared) -> Call:
+    """The call of a case. Raises ConformanceError for a parameter that does not fit."""
+    cases.mode_of(case)
+    cases.choice(case, "encoding", tuple(FORMS), "ocp")
+    seed = cases.data_seed(case)
+    drawn = shared.get(("drawn", case.operator, seed, sizes), lambda: _draw(case, sizes, device, seed))
+    arguments: Arguments = dict.fromkeys(ARGUMENTS[case.operator]) | drawn.arguments
+    if "combine" in arguments:
+        arguments["combine"] = cases.choice(case, "mode", ("atomic", "reduce"), "atomic")
+    if "rule" in arguments:
+        arguments["rule"] = cases.choice(case, "rule", ("truncate", "nearest"), "truncate")
+    if "doweight" in arguments:
+        arguments["doweight"] = cases.DOWEIGHT[cases.choice(case, "doweight", tuple(cases.DOWEIGHT), "none")]
+    of = cases.extents(case, sizes)
+    form = output(arguments, cases.output_dtype(case))
+    served = sorting.routed(arguments["topk_ids"], of.experts, arguments["expert_mask"])
+    fixed = ~(served.flatten() if form.shape[0] == served.numel() else served.any(dim=1))
+    # Sums of coded integers are exact in fp32; a 16-bit output rounds them.
+    exact = drawn.data == "coded" and form.dtype == torch.float32
+    return Call(case, arguments, form, setter(drawn.places, drawn.routes, of.tokens, of.topk, drawn.state),
+                "exact" if exact else "real", fixed)
+
+
+def _draw(case: Case, sizes: str, device: torch.device, seed: int) -> _Drawn:
+    of, mode = cases.extents(case, sizes), cases.mode_of(case)
+    data = cases.data_of(case)
+    routing = cases.choice(case, "routing", cases.ROUTINGS, "skewed")
+    mask = draw.expert_mask(of, device) if cases.choice(case, "mask", ("no", "yes"), "no") == "yes" else None
+    ids = draw.experts_of(of, routing, seed, device, mask)
+    weights = draw.routing_weights(of, data, seed, device)
+    found = sorting.sort(ids, weights, of.experts, of.block, mask)
+    routes = sorting.Sorted(placed(found.token_ids), placed(found.weights), placed(found.expert_ids), found.num_valid,
+                            of.block)
+    arguments: Arguments = {
+        "sorted_token_ids": routes.token_ids, "sorted_weights": routes.weights, "sorted_expert_ids": routes.expert_ids,
+        "num_valid_ids": routes.num_valid[:1].clone(), "topk_ids": ids, "topk_weights": placed(weights),
+        "expert_mask": mask, "in_dtype": mode.name, "block": of.block,
+    }
+    served = sorting.routed(ids, of.experts, mask)
+    numbering = torch.arange(of.experts, device=device) if mask is None else sorting.local_ids(mask)
+    local = torch.where(served, numbering[ids.long()], -1).to(torch.int32)
+    point = _Point(of, mode, data, case.get("encoding", "ocp"), seed, local)
+    places = [Place(arguments["topk_weights"], ~served)]
+    here = ARGUMENTS[case.operator]
+    if "x" in here:
+        _add_x(point, arguments, places)
+    if "a2" in here:
+        _add_a2(point, arguments, places)
+    if "w1" in here:
+        _add_weight("w1", 2 * of.inter, of.hidden, _W1, point, arguments, places)
+    if "w2" in here:
+        _add_weight("w2", of.hidden, of.inter, _W2, point, arguments, places)
+    if "smooth2" in here and mode.slot_major:
+        count = of.experts if mask is None else int((mask != 0).sum())
+        arguments["smooth2"] = draw.smoothing(count, of.inter, seed + _SMOOTH, device)
+    return _Drawn(data, arguments, places, routes, {})
+
+
+def _add_x(point: _Point, arguments: Arguments, places: list[Place]) -> None:
+    of, mode, local = point.of, point.mode, point.local
+    if mode.slot_major:
+        rows = draw.smoothed_rows(of.tokens, of.hidden, mode, point.encoding, point.seed + _X, local, of.experts)
+        stored, unused = layouts.slot_major(store_rows(rows, mode, point.encoding)), (local < 0).T.flatten()
+        scale = None if rows.scale is None else layouts.slot_major(rows.scale)
+    else:
+        rows = draw.rows_of(of.tokens, of.hidden, mode, point.data, point.encoding, point.seed + _X, point.device)
+        stored, unused, scale = store_rows(rows, mode, point.encoding), (local < 0).all(dim=1), rows.scale
+    _keep("x", stored, scale, unused, arguments, places)
+
+
+def _add_a2(point: _Point, arguments: Arguments, places: list[Place]) -> None:
+    of = point.of
+    count = of.tokens * of.topk
+    rows = draw.rows_of(count, of.inter, point.mode, point.data, point.encoding, point.seed + _A2, point.device)
+    scale = None if rows.scale is None else rows.scale.flatten()
+    _keep("a2", store_rows(rows, point.mode, point.encoding), scale, (point.local < 0).flatten(), arguments, places)
+    arguments["a2"] = arguments["a2"].view(of.tokens, of.topk, of.inter)
+
+
+def _keep(name: str, stored: Tensor, scale: Tensor | None, unused: Tensor, arguments: Arguments,
+          places: list[Place]) -> None:
+    arguments[name] = placed(stored)
+    places.append(Place(arguments[name], unused))
+    if scale is not None:
+        arguments[f"scale_{name}"] = placed(scale.flatten())
+        places.append(Place(arguments[f"scale_{name}"], unused))
+
+
+def _add_weight(name: str, rows: int, width: int, seed: int, point: _Point, arguments: Arguments,
+                places: list[Place]) -> None:
+    """Expert by expert, so that fp32 values of one expert at a time are held; experts without a token get poison."""
+    of, device = point.of, point.device
+    used = torch.zeros(of.experts, dtype=torch.bool, device=device)
+    used[point.local[point.local >= 0].long()] = True
+    stored: Tensor | None = None
+    scales: Tensor | None = None
+    for expert in used.nonzero().flatten().tolist() or [0]:
+        one = draw.weight_of(expert, rows, width, point.mode, point.data, point.encoding, point.seed + seed,
+                             name == "w1", device)
+        value, scale = store_weight(one, point.mode, point.encoding)
+        if stored is None:
+            stored = placed(value.new_zeros((of.experts, *value.shape[1:]), dtype=value.dtype))
+            scales = None if scale is None else placed(scale.new_zeros((of.experts, *scale.shape[1:])))
+        _raw(stored)[expert] = _raw(value)[0]
+        if scales is not None and scale is not None:
+            scales[expert] = scale[0]
+    assert stored is not None
+    arguments[name] = stored
+    places.append(Place(stored, ~used))
+    if scales is not None:
+        arguments[f"scale_{name}"] = scales
+        places.append(Place(scales, ~used))
+
+
+def _raw(value: Tensor) -> Tensor:
+    return value.view(torch.uint8) if value.element_size() == 1 else value
+
+
+def memory(case: Case, sizes: str) -> int:
+    """Peak bytes of one case: weights, rows, per output element golden, two outputs and copies; and the temporaries of
+    chunks, of one expert's fp64 weights and of a PyTorch kernel."""
+    of = cases.extents(case, sizes)
+    width = 2 if case.get("in") in ("fp16", "bf16") else 1
+    slots, expert = of.tokens * of.topk, 3 * of.inter * of.hidden
+    rows = slots * (of.hidden + 3 * of.inter) * (width + 10)
+    small = slots * max(of.hidden, 2 * of.inter) < 1 << 20
+    return of.experts * expert * width + expert * 48 + rows + (64 << 20 if small else 6 << 30)

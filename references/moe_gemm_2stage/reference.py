@@ -1,0 +1,177 @@
+"""Golden and oracle of the three operators, read from what the kernels get, some tokens at a time.
+
+The operands are decoded from their layouts; rows of slots without an expert count as zeros, whatever stands there.
+Error bounds are those of `bounds`, before the last cast, in fp32 rounded up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from conformance.operator import Call, OracleRows, Reference, Shared
+from references.moe_gemm_2stage import golden, layouts, operands, sorting, stages
+from references.moe_gemm_2stage.bounds import Arithmetic, Bounded
+from references.moe_gemm_2stage.chain import intermediate
+from references.moe_gemm_2stage.contract import sizes_of
+from references.moe_gemm_2stage.dtypes import MODES, Mode
+from references.moe_gemm_2stage.operands import Operand
+from references.moe_gemm_2stage.rounding import OUTPUTS
+from references.moe_gemm_2stage.stages import Routes
+from references.moe_gemm_2stage.storage import ENCODINGS, read_rows, read_weight
+
+# FlyDSL 7e6dca08, verify_output: atol = rtol of stage 1 and of stage 2. It accepts zeros; the budget decides here.
+PUBLISHED = {"moe_gemm1": 0.25, "moe_gemm2": 0.5, "moe_gemm_2stage": 0.5}
+_LARGEST = 1e38  # an error beyond any number: nothing is known of the element
+_CHUNK = {"cpu": 1 << 21, "cuda": 1 << 26}  # elements of one fp64 temporary
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """A call's operands as numbers. rows: of its first stage, [T, k, K]."""
+
+    call: Call
+    mode: Mode
+    routes: Routes
+    rows: Operand
+    w1: Operand | None
+    w2: Operand | None
+    out: str
+
+    @property
+    def combine(self) -> str:
+        return str(self.call.arguments.get("combine", ""))
+
+    @property
+    def doweight(self) -> str:
+        return str(self.call.arguments.get("doweight", "none"))
+
+    def tokens(self, start: int, stop: int) -> Decoded:
+        """The same of some tokens."""
+        def cut(value: Tensor | None) -> Tensor | None:
+            return None if value is None else value[start:stop]
+
+        rows = replace(self.rows, payload=self.rows.payload[start:stop], scale=cut(self.rows.scale))
+        return replace(self, routes=Routes(self.routes.ids[start:stop], self.routes.weights[start:stop]), rows=rows)
+
+
+def decode(call: Call) -> Decoded:
+    """Read a call's arguments."""
+    given = call.arguments
+    mode, of = MODES[given["in_dtype"]], sizes_of(given)
+    served = sorting.routed(given["topk_ids"], of["E"], given["expert_mask"])
+    ids = given["topk_ids"]
+    if given["expert_mask"] is not None:
+        ids = sorting.local_ids(given["expert_mask"])[ids.clamp(0, of["E"] - 1).long()]
+    routes = Routes(torch.where(served, ids, -1).to(torch.int32), torch.where(served, given["topk_weights"], 0.0))
+    name = "x" if "x" in given else "a2"
+    rows = read_rows(given[name], given[f"scale_{name}"])
+    if name == "a2":
+        rows = Operand(rows.payload, scale=None if rows.scale is None else rows.scale.view(served.shape))
+    elif mode.slot_major:
+        assert rows.scale is not None
+        rows = Operand(layouts.token_major(rows.payload, of["k"]), scale=layouts.token_major(rows.scale, of["k"]))
+    else:
+        rows = operands.per_slot(rows, of["k"])
+    payload = torch.where(served[..., None], rows.payload, 0.0)
+    rows = Operand(payload, scale=None if rows.scale is None else torch.where(served, rows.scale, 1.0))
+    w1, w2 = (_weight(call, w, mode, routes) if w in given else None for w in ("w1", "w2"))
+    out = next(key for key, dtype in OUTPUTS.items() if dtype == call.output.dtype)
+    return Decoded(call, mode, routes, rows, w1, w2, out)
+
+
+def _weight(call: Call, name: str, mode: Mode, routes: Routes) -> Operand:
+    """A weight; scales of experts without a token, which slots without an expert are multiplied by, are 1."""
+    found = read_weight(call.arguments[name], call.arguments[f"scale_{name}"], mode)
+    if found.scale is None:
+        return found
+    used = torch.zeros(len(found.scale), dtype=torch.bool, device=found.scale.device)
+    used[routes.ids[routes.valid].long()] = True
+    return replace(found, scale=torch.where(used[:, None], found.scale, 1.0))
+
+
+def _encoding(call: Call) -> str:
+    form = ENCODINGS.get(call.arguments["x"].dtype)
+    return "ocp" if form is None else form.name
+
+
+def terms(of: Decoded) -> Bounded:
+    """What does not depend on the output's dtype and on how slots are combined: y [T, k, I], or z [T, k, H]."""
+    arithmetic = Arithmetic(integer=of.mode.integer)
+    if of.w2 is None:
+        assert of.w1 is not None
+        return stages.stage1(of.rows, of.w1, of.routes, of.doweight, arithmetic)
+    rows = of.rows
+    if of.w1 is not None:
+        y = stages.stage1(of.rows, of.w1, of.routes, "none", arithmetic)
+        given = of.call.arguments
+        rows = intermediate(y, of.mode, of.routes, given["smooth2"], _encoding(of.call), given["rule"])
+    return stages.stage2(rows, of.w2, of.routes, True, arithmetic)
+
+
+def combined(of: Decoded, found: Bounded) -> Bounded:
+    """[rows of the output, N]: the terms of the slots, added where the operator adds them."""
+    if of.w2 is not None and of.combine == "atomic":
+        return stages.combine_atomic(found, of.routes, of.out)
+    if of.w1 is not None and of.w2 is not None:
+        return stages.combine_reduce(found, of.routes, of.out)
+    return Bounded(found.value.flatten(0, 1), found.error.flatten(0, 1))
+
+
+def golden_of(of: Decoded) -> Tensor:
+    """Every rounding where it is documented, slots in ascending order."""
+    if of.w2 is None:
+        assert of.w1 is not None
+        return golden.stage1(of.rows, of.w1, of.routes, of.out, of.doweight).flatten(0, 1)
+    rows = of.rows
+    if of.w1 is not None:
+        value = golden.stage1(of.rows, of.w1, of.routes, "f16").float()
+        given = of.call.arguments
+        if given["smooth2"] is not None:
+            value = value * given["smooth2"][of.routes.ids.clamp(min=0).long()]
+        rows = operands.activation(value, of.mode, _encoding(of.call), given["rule"])
+    parts = golden.stage2_parts(rows, of.w2, of.routes, of.out)
+    if of.w1 is None and of.combine == "reduce":
+        return parts.flatten(0, 1)
+    return golden.combine(parts, of.routes, of.combine)
+
+
+def _chunks(of: Decoded) -> list[tuple[int, int]]:
+    tokens, topk = of.routes.ids.shape
+    width = max(of.rows.payload.shape[-1], *(w.payload.shape[1] for w in (of.w1, of.w2) if w is not None))
+    step = max(1, _CHUNK[of.routes.ids.device.type] // (topk * width))
+    return [(start, min(tokens, start + step)) for start in range(0, tokens, step)] or [(0, 0)]
+
+
+def reference(call: Call, shared: Shared) -> Reference:
+    """Golden and oracle of a call. Of a call that is one chunk the terms are kept for the group's other cases."""
+    of = decode(call)
+    spans = _chunks(of)
+    topk = call.output.shape[0] // max(1, len(of.routes.ids))  # rows of the output per token
+    golden_rows = torch.cat([golden_of(of.tokens(*span)) for span in spans])
+    known: dict[int, OracleRows] = {}
+
+    def rows(start: int, stop: int) -> OracleRows:
+        if start in known:
+            return known[start]
+        part = of.tokens(start, stop)
+        if len(spans) == 1:
+            key = tuple(id(call.arguments.get(name)) for name in ("x", "a2", "w1", "w2"))
+            policies = (of.doweight, call.arguments.get("rule"))
+            found = combined(part, shared.latest("terms", (key, policies), lambda: terms(part)))
+        else:
+            found = combined(part, terms(part))
+        error = (found.error * (1 + 2.0**-22)).clamp(max=_LARGEST).float()
+        made = OracleRows(start * topk, stop * topk, found.value, error)
+        if len(spans) == 1:
+            known[start] = made
+        return made
+
+    def oracle() -> Iterator[OracleRows]:
+        for span in spans:
+            yield rows(*span)
+
+    return Reference(golden_rows, oracle, PUBLISHED[call.case.operator])

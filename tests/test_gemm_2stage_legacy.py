@@ -1,0 +1,110 @@
+"""The TileLang kernel of two-stage MoE: on the CPU through the engine, elsewhere by the code that is generated."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from engine_samples import one_thread as one_thread
+from gemm_calls import OPERATORS, official
+
+from conformance import Kernel
+from conformance.case import parse_case
+from conformance.errors import NotSupported
+from conformance.judge import Judge
+from conformance.registry import arch, kernels
+from conformance.result import Settings
+from kernels import bits, tilelang_build
+
+MISSING = tilelang_build.missing("cpu")
+needs_tilelang = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
+POINT = "{}/F/tokens:21-hidden:96-inter:64-experts:6-topk:3-bm:16-in:{}-mode:{}-out:{}-mask:{}"
+PARAMS = {"tokens": "64", "hidden": "256", "inter": "128", "experts": "4", "topk": "2", "bm": "16", "mask": "no"}
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def kernel(name: str) -> Kernel:
+    return kernels(name, ["legacy"])[0]
+
+
+@needs_tilelang
+@pytest.mark.parametrize("dtype", ["fp8", "bf16", "fp16", "int8smooth", "int4", "int4_bf16_g32"])
+def test_both_stages_are_right_end_to_end(dtype: str) -> None:
+    judge = Judge(Settings(), "all")
+    for mode, out, mask in (("atomic", "f16", "no"), ("reduce", "f16", "yes")):
+        case = parse_case(POINT.format("moe_gemm_2stage", dtype, mode, out, mask))
+        found = judge.run(case, kernel("moe_gemm_2stage"))
+        assert (found.state, found.path) == ("pass", "legacy"), found.message
+
+
+@needs_tilelang
+@pytest.mark.parametrize("doweight", ["after", "gate", "gate_and_up"])
+def test_the_routing_weight_of_stage_1(doweight: str) -> None:
+    point = POINT.format("moe_gemm1", "fp8", "atomic", "f16", "yes") + f"-doweight:{doweight}"
+    found = Judge(Settings()).run(parse_case(point), kernel("moe_gemm1"))
+    assert found.state == "pass", found.message
+
+
+@needs_tilelang
+def test_exact_sums_are_exact() -> None:
+    point = POINT.format("moe_gemm2", "fp8", "atomic", "f32", "yes") + "-data:coded-launch:graph"
+    found = Judge(Settings()).run(parse_case(point), kernel("moe_gemm2"))
+    assert (found.state, found.level) == ("pass", "bit-exact"), found.message
+
+
+@needs_tilelang
+def test_every_e4m3_code_is_widened_exactly() -> None:
+    import tilelang.language as T
+
+    def program():  # type: ignore[no-untyped-def]
+        @T.prim_func
+        def widen(raw: T.Tensor((256,), "uint8"), wide: T.Tensor((256,), "float32")):  # type: ignore[no-untyped-def,valid-type]
+            with T.Kernel(1) as _:
+                for i in T.serial(256):
+                    wide[i] = bits.widen("e4m3", raw[i])
+
+        return widen
+
+    compiled = tilelang_build.load("test widen e4m3", "c", program)
+    assert compiled is not None
+    codes, found = torch.arange(256, dtype=torch.uint8), torch.zeros(256)
+    compiled(codes, found)
+    expected = codes.view(torch.float8_e4m3fn).float()
+    assert torch.equal(found.isnan(), expected.isnan())
+    known = ~expected.isnan()
+    assert torch.equal(found[known].view(torch.int32), expected[known].view(torch.int32))
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_fnuz_is_refused_and_order_is_declared(name: str) -> None:
+    one = kernel(name)
+    assert one.supports is not None and one.route is not None
+    params = PARAMS | {"in": "fp8", "mode": "atomic", "out": "f16"}
+    assert one.supports(params) is None
+    assert "FNUZ" in str(one.supports(params | {"encoding": "fnuz"}))
+    with pytest.raises(NotSupported, match="FNUZ"):
+        one.route(params | {"encoding": "fnuz"}, arch("gfx942"))
+    assert one.repeats(params) and one.repeats(params | {"topk": "9", "mode": "reduce"})
+    assert not one.repeats(params | {"topk": "3"})
+
+
+def test_routes_name_what_is_compiled() -> None:
+    routes = set()
+    for case in official("moe_gemm_2stage"):
+        route = kernel("moe_gemm_2stage").route
+        assert route is not None
+        found = route(case.params, arch("sm_90"))
+        assert found.path == "legacy"
+        routes.add(found.config)
+    assert len(routes) == 7 * 5  # int8smooth runs int8's code
+
+
+@needs_tilelang
+@pytest.mark.parametrize("name", ["sm_80", "sm_90", "gfx942", "gfx950"])
+def test_generated_code_adds_atomically_in_atomic_mode_only(name: str) -> None:
+    one = kernel("moe_gemm2")
+    assert one.lower is not None
+    for mode, out in (("atomic", "bf16"), ("atomic", "f32"), ("reduce", "f16")):
+        lowered = one.lower(PARAMS | {"in": "fp8", "mode": mode, "out": out}, arch(name))
+        assert ("AtomicAdd" in lowered.source) == (mode == "atomic")
+        assert "int64_t" in lowered.source and lowered.threads == 64
+        assert lowered.dynamic_shared == lowered.static_shared == 0
