@@ -39,8 +39,23 @@ def read_arch(path: Path) -> Arch:
             raise unknown_name(f"{key} in {path}", data[key], known)
     facts = {name: _fact(name, table, f"{path}: fact {name!r}") for name, table in data.get("fact", {}).items()}
     rules = read_rules(path, data.get("expect", []), needs_arch=False)
-    target = {key: str(value) for key, value in data.get("target", {}).items()}
+    for rule in rules:
+        if rule.archs:
+            raise ConformanceError(f"{rule.where}: key 'arch' is not for a table's own rules: they are about it")
+    target = _target(data, path)
     return Arch(data["name"], data["about"], data["device"], data["language"], target, facts, rules)
+
+
+def _target(data: Mapping[str, Any], path: Path) -> dict[str, str]:
+    """TileLang's target; one for other hardware would pass for this architecture's."""
+    target = data.get("target", {})
+    key = {"cuda": "arch", "hip": "mcpu"}.get(data["language"])
+    check_table(target, {"kind": str, **({key: str} if key else {})}, f"{path}: target")
+    if target and target.get("kind") != data["language"]:
+        raise ConformanceError(f"{path}: target: kind = {target.get('kind')!r} must be the language")
+    if target and key and str(target.get(key)).rstrip("af" if key == "arch" else "") != data["name"]:
+        raise ConformanceError(f"{path}: target: {key} = {target.get(key)!r} is not {data['name']}")
+    return dict(target)
 
 
 def read_rules_file(path: Path) -> tuple[Expectation, ...]:
@@ -57,6 +72,10 @@ def _fact(name: str, table: Any, where: str) -> Fact:
     kind, value = FACTS[name][0], table["value"]
     if type(value) is not kind:
         raise ConformanceError(f"{where}: value {value!r} must be of type {kind.__name__}: {FACTS[name][1]}")
+    if isinstance(value, int) and kind is int and value <= 0:
+        raise ConformanceError(f"{where}: value {value} must be above 0; leave out what is not known")
+    if not table["source"].strip():
+        raise ConformanceError(f"{where}: key 'source' must not be empty")
     if isinstance(value, dict) and not all(type(entry) is bool for entry in value.values()):
         raise ConformanceError(f"{where}: every entry must be true or false")
     if name == "fp8" and value not in FP8_FORMATS:

@@ -30,6 +30,8 @@ def would_take(case: Case, kernel: Kernel, arch: Arch) -> str:
         return f"not here; it would take the path {route_of(case, kernel, arch).path}"
     except NotSupported as error:
         return f"refused: {error}"
+    except (Exception, SystemExit) as error:
+        return f"not routed: {type(error).__name__}: {error}"
 
 
 def not_routed(case: Case, kernel: Kernel, arch: Arch) -> str | None:

@@ -23,12 +23,14 @@ _GIVEN, _DIVIDED = "portion.json", "divided-{}.json"
 @dataclass(frozen=True)
 class Division:
     """How the plan was divided, in node ids. ``recorded``: results are there. ``elsewhere``: other shards' items.
-    ``identity``: run by every shard; ``seconds``: estimated cost of each shard."""
+    ``identity``: run by every shard; ``seconds``: estimated cost of each shard; ``known``: items of the whole plan
+    whose cost was recorded."""
 
     recorded: list[str] = field(default_factory=list)
     elsewhere: list[str] = field(default_factory=list)
     identity: list[str] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
+    known: int = 0
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,8 @@ class Portion:
         else:
             kept = list(mine)
         done = {i for i in kept if key(items[i].case.id, items[i].kernel) in self.recorded.get(items[i].arch, ())}
-        division = Division([items[i].nodeid for i in kept if i in done], elsewhere, identity, seconds)
+        known = sum(key(item.case.id, item.kernel) in self.costs.get(item.arch, ()) for item in items)
+        division = Division([items[i].nodeid for i in kept if i in done], elsewhere, identity, seconds, known)
         return [i for i in kept if i not in done], division
 
     def _costs(self, items: Sequence[Item], guess: Callable[[Item], float]) -> list[float]:

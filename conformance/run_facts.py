@@ -9,6 +9,7 @@ from conformance.case import Case
 from conformance.earlier import Earlier
 from conformance.errors import ConformanceError
 from conformance.formats import FORMATS
+from conformance.portion import Division
 from conformance.recorder import run_line
 from conformance.registry import arch as table_of
 from conformance.registry import kernels, operator
@@ -52,7 +53,7 @@ def describe(
 
 
 def shard_facts(
-    shard: Shard, line: Mapping[str, Any], whole: Mapping[str, Any], identity: Pairs, seconds: Sequence[float],
+    shard: Shard, line: Mapping[str, Any], whole: Mapping[str, Any], identity: Pairs, division: Division,
     costs: str | None,
 ) -> dict[str, Any]:
     """What the line of one shard says of all of them. ``whole``: the line that a run of the whole plan would have;
@@ -64,14 +65,16 @@ def shard_facts(
         "identity": [[case.id, kernel] for case, kernel in identity],
         "loose": [[case.id, kernel] for case, kernel in identity
                   if (found := known.get((case.operator, kernel))) and not found.repeats(case.params)],
-        "seconds": list(seconds),
+        "seconds": division.seconds,
+        "known": division.known,
         "costs": costs,
         "whole": {name: value for name, value in whole.items() if line.get(name) != value},
     }
 
 
-def resumed_facts(earlier: Earlier, line: Mapping[str, Any], anyway: bool) -> list[dict[str, Any]]:
-    """What the line of a resumed run says of the runs it goes on from, the latest last.
+def resumed_facts(earlier: Earlier, line: Mapping[str, Any], taken: int, anyway: bool) -> list[dict[str, Any]]:
+    """What the line of a resumed run says of the runs it goes on from, the latest last; ``taken``: how many of its
+    results are those of the latest.
 
     Raises ConformanceError when that run differs from this one, unless its results are to be taken ``anyway``.
     """
@@ -88,7 +91,7 @@ def resumed_facts(earlier: Earlier, line: Mapping[str, Any], anyway: bool) -> li
             "with --resume-anyway"
         )
     return [*earlier.run.get("resumed", ()), {
-        "from": str(earlier.path), "started": earlier.run.get("started", ""), "results": len(earlier.lines),
+        "from": str(earlier.path), "started": earlier.run.get("started", ""), "results": taken,
         "truncated": earlier.truncated, "ended": earlier.end is not None, "differs": found,
     }]
 

@@ -96,23 +96,25 @@ class Controller:
 
         Raises ConformanceError when a run that is to be resumed differs from this one, or a file cannot be written.
         """
+        from conformance.environment import identity as identity_of
         from conformance.probe import disagreements
         from conformance.rules import problems
         from conformance.run_facts import resumed_facts, shard_facts
 
         division = division or Division()
         by_arch = self._by_arch([*nodeids, *division.recorded])
-        elsewhere, identity = self._by_arch(division.elsewhere), self._by_arch(division.identity)
+        elsewhere, identity, carried = map(
+            self._by_arch, (division.elsewhere, division.identity, division.recorded))
         lines: dict[str, dict[str, Any]] = {}
         for arch, entries in by_arch.items():
-            line = lines[arch] = self._line(arch, entries, workers)
+            here = identity_of(arch)
+            line = lines[arch] = self._line(arch, entries, workers, here)
             if self.portion.shard is not None:
-                whole = self._line(arch, [*entries, *elsewhere.get(arch, ())], workers)
+                whole = self._line(arch, [*entries, *elsewhere.get(arch, ())], workers, here)
                 line["shard"] = shard_facts(self.portion.shard, line, whole, self._pairs(identity.get(arch, ())),
-                                            division.seconds, self.portion.costs_digest)
-            if arch in self.portion.earlier:
-                line["resumed"] = resumed_facts(self.portion.earlier[arch], line, self.portion.anyway)
-        carried = self._by_arch(division.recorded)
+                                            division, self.portion.costs_digest)
+            if earlier := self.portion.earlier.get(arch):
+                line["resumed"] = resumed_facts(earlier, line, len(carried.get(arch, ())), self.portion.anyway)
         for arch, line in lines.items():
             earlier = self.portion.earlier.get(arch)
             results = [earlier.lines[key(e.case.id, e.kernel)] for e in carried.get(arch, ())] if earlier else []
@@ -132,12 +134,11 @@ class Controller:
             found.setdefault(self._arch(planned), []).append(planned)
         return found
 
-    def _line(self, arch: str, entries: Sequence[Planned], workers: int) -> dict[str, Any]:
-        from conformance.environment import identity
+    def _line(self, arch: str, entries: Sequence[Planned], workers: int, here: dict[str, Any]) -> dict[str, Any]:
         from conformance.run_facts import describe
 
         points = self._all_points if self.run.rules(arch) else ()
-        return describe(self.run, arch, self._pairs(entries), points, identity(arch), workers=workers,
+        return describe(self.run, arch, self._pairs(entries), points, here, workers=workers,
                         probe=self._probes[arch])
 
     def _pairs(self, entries: Iterable[Planned]) -> list[tuple[Case, str]]:

@@ -14,6 +14,7 @@ from conformance.errors import ConformanceError
 from conformance.same_run import FACTS, differences, plan_digest
 
 _COMPARED = ("state", "level", "kind", "lane", "path", "budget_fraction", "max_error", "wrong", "elements")
+_NEEDED = {"index", "count", "identity", "loose", "costs", "whole"}
 _LOOSE = ("state",)  # of a kernel that does not repeat its bits
 
 
@@ -42,6 +43,8 @@ def check(shards: Sequence[Earlier], allowed: Sequence[str]) -> dict[str, str]:
     for shard in shards:
         if not shard.run.get("shard"):
             raise ConformanceError(f"{shard.path}: is no shard, it was run without --shard; 'report' makes its pages")
+        if absent := _NEEDED - set(shard.run["shard"]):
+            raise ConformanceError(f"{shard.path}: its 'shard' lacks {', '.join(sorted(absent))}; was the file edited?")
     shards = in_order(shards)
     found = [*_numbering(shards), *(text for shard in shards if (text := _unfinished(shard)))]
     differs: dict[str, str] = {}

@@ -21,6 +21,7 @@ def origin(records: Records) -> Iterator[str]:
         yield (
             f"shard {run.shard.get('index')} of {run.shard.get('count')} only: {planned} of "
             f"{sum(whole.values())} planned results; every shard repeats {len(run.shard.get('identity', ()))}"
+            + (f"; split by recorded seconds of {run.shard.get('known')} results" if run.shard.get("costs") else "")
         )
     if run.merged is not None:
         agree = run.merged.get("agree")
