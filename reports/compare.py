@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from reports.records import Records, Result, Run
+from reports.text import sentence
 from reports.timing import Timing, timings
 
 DRIFT = 0.05  # change of a budget fraction that is worth a line
@@ -117,7 +118,7 @@ def _change(old: Result | None, new: Result | None) -> Change:
     one = new or old
     assert one is not None
     ways = _way(old), _way(new)
-    return Change(one.case, one.kernel, *ways, text=new.message if new else "", rerun=one.rerun)
+    return Change(one.case, one.kernel, *ways, text=sentence(new.message, new) if new else "", rerun=one.rerun)
 
 
 def _way(result: Result | None) -> str:

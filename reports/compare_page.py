@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,17 +15,22 @@ from reports.html import environment, verbatim
 from reports.write import replace
 
 MOST = 500  # results listed in one table: a page of two very different runs stays usable
+OPEN = 10  # of them at once, so that the other sections are near
 _LONGEST = 300
 
 
 def render(found: Comparison) -> str:
     """The page as text; it needs no script."""
     jinja = environment()
-    jinja.filters |= {"spread": spelled, "clip": lambda message: text.clip(message, _LONGEST)}
+    jinja.filters |= {
+        "spread": spelled,
+        "clip": lambda message: text.clip(message, _LONGEST),
+        "per_kernel": lambda changes: Counter(change.kernel for change in changes).most_common(),
+    }
     word, _, reason = verdict(found).partition(": ")
     return jinja.get_template("diff.html.j2").render(
         found=found, word=word, reason=reason, remarks=list(remarks(found)), alike=levels(found.changed), most=MOST,
-        style=verbatim("report.css"),
+        open=OPEN, style=verbatim("report.css"),
     )
 
 

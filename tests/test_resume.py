@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from suite_runs import CASES, MODULE, ROOT, Ran, command, environment, read_lines, run, write_kernels
 
@@ -76,8 +77,10 @@ def test_a_killed_controller_is_gone_on_from(tmp_path: Path, monkeypatch: pytest
         while not records.exists() or records.read_bytes().count(b"\n") < 3:
             assert process.poll() is None and time.monotonic() < deadline, "the run did not get under way"
             time.sleep(0.02)
+        workers = psutil.Process(process.pid).children(recursive=True)
         process.kill()
         process.wait()
+        assert not psutil.wait_procs(workers, timeout=60)[1]  # they note what they do until they notice
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
