@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from conformance.expectation import Expectation
+from conformance.expectations.rule import Expectation
 
 # name -> (type of the value, what it says)
 FACTS: Mapping[str, tuple[type, str]] = {

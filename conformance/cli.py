@@ -12,10 +12,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from conformance import options, record_commands
+from conformance import options
 from conformance.errors import ConformanceError
 from conformance.options import Selection
 from conformance.registry import ROOT, kernels, matrices, put_checkout_first
+from conformance.runs import commands as record_commands
 
 OK, FAILED, USAGE, INTERRUPTED, NO_READER = 0, 1, 2, 130, 141
 
@@ -187,7 +188,7 @@ def _repro(args: argparse.Namespace) -> int:
 
 
 def _expectations(args: argparse.Namespace) -> int:
-    from conformance import expectations
+    from conformance.expectations import command as expectations
 
     selection = _select(args)
     if args.rule_set:

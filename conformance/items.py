@@ -14,7 +14,7 @@ from conformance.errors import ConformanceError
 from conformance.kernel import Kernel
 from conformance.plan import group_of, plan
 from conformance.registry import kernels, matrices
-from conformance.sharding import Item
+from conformance.runs.sharding import Item
 
 _LONGEST = 8000
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")  # all but tab and newline

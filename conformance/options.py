@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from conformance.arch_file import read_rules_file
 from conformance.case import Case, parse_case
 from conformance.errors import ConformanceError, unknown_name
-from conformance.expectation import Expectation
+from conformance.expectations.files import read_rules_file
+from conformance.expectations.rule import Expectation
 from conformance.matrix import Matrix
 from conformance.registry import matrices, matrix
 

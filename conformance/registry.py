@@ -14,8 +14,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from conformance.arch import Arch
-from conformance.arch_file import read_arch
 from conformance.errors import ConformanceError, unknown_name
+from conformance.expectations.files import read_arch
 from conformance.kernel import Kernel, all_registered, registered
 from conformance.matrix import Matrix, load_matrix
 

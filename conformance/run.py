@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, TypeVar
 from conformance.admission import Admission
 from conformance.case import Case
 from conformance.environment import ABSENT, visible_gpus
-from conformance.expectation import Expectation
-from conformance.held import hold
+from conformance.expectations.held import hold
+from conformance.expectations.rule import Expectation
 from conformance.isolation import CrashLog
 from conformance.kernel import Kernel
 from conformance.options import Selection
 from conformance.registry import arch as table
 from conformance.registry import operator
 from conformance.result import Result, Settings, blank_result
-from conformance.sharding import Item, estimate
+from conformance.runs.sharding import Item, estimate
 
 if TYPE_CHECKING:
     from conformance.judge import Judge
-    from conformance.lanes import Lanes
+    from conformance.lanes.take import Lanes
 
 
 T = TypeVar("T")
@@ -166,7 +166,7 @@ class Run:
         return self._judges[arch]
 
     def _lanes_of(self, arch: str) -> Lanes:
-        from conformance.lanes import Lanes
+        from conformance.lanes.take import Lanes
 
         if arch not in self._lanes:
             self._lanes[arch] = Lanes(self.settings(arch), table(arch), self.case_timeout)

@@ -15,19 +15,19 @@ from typing import Any
 import pytest
 
 from conformance.case import Case
-from conformance.earlier import key
 from conformance.environment import visible_gpus
 from conformance.errors import ConformanceError
+from conformance.expectations.check import Point, every_point
 from conformance.isolation import Death
 from conformance.plan import Planned, parse_nodeid
-from conformance.portion import Division, Portion
 from conformance.progress import Display
 from conformance.recorder import Recorder
 from conformance.registry import ROOT, kernels, operators
 from conformance.registry import arch as table_of
 from conformance.result import blank_result
-from conformance.rules import Point, every_point
 from conformance.run import Run
+from conformance.runs.earlier import key
+from conformance.runs.portion import Division, Portion
 
 QUARANTINE = 10  # points of one kernel after which its remaining cases are not started any more
 POINTS = {"crash": 1, "timeout": 3}  # a hang costs a whole time limit, a crash a few seconds
@@ -87,7 +87,7 @@ class Controller:
     @functools.cached_property
     def _probes(self) -> dict[str, dict[str, dict[str, Any]]]:
         """What the devices here say of themselves, by architecture."""
-        from conformance.probe import probe
+        from conformance.expectations.probe import probe
 
         return {arch: probe(table_of(arch), device) for arch, device in self.run.archs.items()}
 
@@ -97,9 +97,9 @@ class Controller:
         Raises ConformanceError when a run that is to be resumed differs from this one, or a file cannot be written.
         """
         from conformance.environment import identity as identity_of
-        from conformance.probe import disagreements
-        from conformance.rules import problems
-        from conformance.run_facts import resumed_facts, shard_facts
+        from conformance.expectations.check import problems
+        from conformance.expectations.probe import disagreements
+        from conformance.runs.facts import resumed_facts, shard_facts
 
         division = division or Division()
         by_arch = self._by_arch([*nodeids, *division.recorded])
@@ -135,7 +135,7 @@ class Controller:
         return found
 
     def _line(self, arch: str, entries: Sequence[Planned], workers: int, here: dict[str, Any]) -> dict[str, Any]:
-        from conformance.run_facts import describe
+        from conformance.runs.facts import describe
 
         points = self._all_points if self.run.rules(arch) else ()
         return describe(self.run, arch, self._pairs(entries), points, here, workers=workers,

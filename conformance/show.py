@@ -14,7 +14,7 @@ from conformance.console import amount, print_fields, print_table
 from conformance.environment import ABSENT, archs_here
 from conformance.formats import format_of
 from conformance.kernel import Kernel
-from conformance.lanes import would_take
+from conformance.lanes.take import would_take
 from conformance.lookup import find_case, find_kernels, pytest_line, settings_of
 from conformance.operator import Call, Operator
 from conformance.options import SIZES, Selection

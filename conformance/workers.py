@@ -15,7 +15,7 @@ import pytest
 from conformance.errors import ConformanceError
 from conformance.isolation import Death, exit_status, read_death
 from conformance.plan import group_of, parse_nodeid
-from conformance.portion import hand_on, reported_division
+from conformance.runs.portion import hand_on, reported_division
 from conformance.session import Controller, workers_for
 
 CONTROLLER: pytest.StashKey[Controller] = pytest.StashKey()

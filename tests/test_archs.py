@@ -11,14 +11,14 @@ import torch
 
 from conformance import cli, environment
 from conformance.arch import FACTS, Arch, Fact
-from conformance.arch_file import read_arch
 from conformance.environment import ABSENT, arch_name, chosen_archs
 from conformance.errors import ConformanceError
-from conformance.expectation import Outcome, contradiction, expected
+from conformance.expectations.check import every_point, problems
+from conformance.expectations.files import read_arch
+from conformance.expectations.probe import disagreements, probe
+from conformance.expectations.rule import Outcome, contradiction, expected
 from conformance.kernel import Kernel
-from conformance.probe import disagreements, probe
 from conformance.registry import arch, archs, kernels, matrices, matrix
-from conformance.rules import every_point, problems
 from kernels.dialect import fp8_of
 
 NAMES = {"cpu", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120", "gfx90a", "gfx942", "gfx950", "gfx1201",

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from conformance.arch import Arch, Fact
-from conformance.arch_file import over, read_rules_file
 from conformance.errors import ConformanceError
-from conformance.expectation import NATIVE, Expectation, Outcome, Range, contradiction, expected, matches
-from conformance.rules import governed, problems
+from conformance.expectations.check import governed, problems
+from conformance.expectations.files import over, read_rules_file
+from conformance.expectations.rule import NATIVE, Expectation, Outcome, Range, contradiction, expected, matches
 
 GFX = Arch("gfx942", facts={"fp8": Fact("fnuz", "ISA"), "shared_bytes": Fact(65536, "ISA"),
                             "atomics": Fact({"pk_bf16": False}, "ISA")})

@@ -14,16 +14,17 @@ from pathlib import Path
 
 import pytest
 
-from conformance import assembly, disk_cache, lowering
+from conformance import disk_cache
 from conformance.arch import Arch, Fact
 from conformance.disk_cache import hold
 from conformance.environment import ABSENT
-from conformance.expectation import Expectation
-from conformance.held import hold as held
+from conformance.expectations.held import hold as held
+from conformance.expectations.rule import Expectation
 from conformance.kernel import _REGISTRY, Kernel
-from conformance.lanes import Lanes
+from conformance.lanes import assembly, lowering
+from conformance.lanes.resources import beyond, instructions, unknown_limits, used
+from conformance.lanes.take import Lanes
 from conformance.registry import ROOT, arch, kernels, matrix
-from conformance.resources import beyond, instructions, unknown_limits, used
 from conformance.result import REJECTED, Result, Settings
 from conformance.route import Failure, Lowered, Route
 from kernels import tilelang_build

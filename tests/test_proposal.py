@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from conformance import cli, proposal
+from conformance import cli
 from conformance.errors import ConformanceError
+from conformance.expectations import proposal
+from conformance.expectations.proposal import _without, propose
 from conformance.matrix_file import tomllib
-from conformance.proposal import _without, propose
 
 RULES = """# a table
 name = "gfx942"

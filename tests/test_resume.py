@@ -15,12 +15,12 @@ import psutil
 import pytest
 from suite_runs import CASES, MODULE, ROOT, Ran, command, environment, read_lines, run, write_kernels
 
-from conformance.earlier import Earlier, read_earlier
 from conformance.environment import uncommitted
 from conformance.errors import ConformanceError
-from conformance.portion import read_portion
 from conformance.recorder import Recorder
-from conformance.run_facts import resumed_facts
+from conformance.runs.earlier import Earlier, read_earlier
+from conformance.runs.facts import resumed_facts
+from conformance.runs.portion import read_portion
 
 # The checkout may be edited while tests run, so the commit is pinned; `COUNT` counts what each kernel really did.
 PINNED = """

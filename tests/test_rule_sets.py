@@ -8,9 +8,9 @@ import pytest
 
 from conformance import cli
 from conformance.errors import ConformanceError
+from conformance.expectations.check import governed
+from conformance.expectations.rule_set import Point, load_rule_set, runnable, value_of, word
 from conformance.registry import arch, rule_set_file
-from conformance.rule_set import Point, load_rule_set, runnable, value_of, word
-from conformance.rules import governed
 
 FILE = rule_set_file("flydsl_moe_gemm_2stage")
 RULES = load_rule_set(FILE)
@@ -58,7 +58,7 @@ def test_heads_cells_of_each_kind() -> None:
 def test_single_cells_of_the_seed(wanted: Point, arch_name: str, expected: str) -> None:
     points = [p for p in RULES.points(SEED) if p.items() >= wanted.items() and "scales" not in p and "k_batch" not in p]
     assert points
-    from conformance.expectation import expected as expectation
+    from conformance.expectations.rule import expected as expectation
 
     assert {word(expectation(SEED.rules, point, arch(arch_name))) for point in points} == {expected}
 

@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from conformance.earlier import Earlier, earlier_runs, key
 from conformance.errors import ConformanceError
-from conformance.sharding import Item, Shard, parse_shard, recorded_costs, split
+from conformance.runs.earlier import Earlier, earlier_runs, key
+from conformance.runs.sharding import Item, Shard, parse_shard, recorded_costs, split
 
 _GIVEN, _DIVIDED = "portion.json", "divided-{}.json"
 

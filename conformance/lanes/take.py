@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from conformance import assembly, lowering
 from conformance.arch import Arch
 from conformance.case import Case
 from conformance.disk_cache import cache_dir, hold
 from conformance.errors import NotSupported
 from conformance.kernel import Kernel
+from conformance.lanes import assembly, lowering
+from conformance.lanes.resources import beyond, unknown_limits, used
 from conformance.registry import matrix
-from conformance.resources import beyond, unknown_limits, used
 from conformance.result import REJECTED, Result, Settings, blank_result, refusal
 from conformance.route import Failure, Lowered, Route
 

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from conformance.arch import Arch
-from conformance.arch_file import PACKAGES, over
 from conformance.environment import version
 from conformance.errors import ConformanceError, unknown_name
-from conformance.expectation import Expectation, expected, matches
+from conformance.expectations.files import PACKAGES, over
+from conformance.expectations.rule import Expectation, expected, matches
 from conformance.registry import archs, kernels, matrices, operator
 
 Point = Mapping[str, str]

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from conformance.console import print_table
 from conformance.errors import ConformanceError
+from conformance.expectations.check import every_point, governed, problems
+from conformance.expectations.proposal import propose
+from conformance.expectations.rule_set import RuleSet, load_rule_set, runnable
 from conformance.options import Selection
-from conformance.proposal import propose
 from conformance.registry import arch, archs, kernels, rule_set_file
-from conformance.rule_set import RuleSet, load_rule_set, runnable
-from conformance.rules import every_point, governed, problems
 
 
 def print_rules(selection: Selection) -> bool:

@@ -88,7 +88,7 @@ def _report(args: argparse.Namespace) -> int:
 
 
 def _merge(args: argparse.Namespace) -> int:
-    from conformance.merge import merge
+    from conformance.runs.merge import merge
 
     allowed = [name for name in args.allow.split(",") if name]
     recorders = merge(args.records, args.out, allowed)

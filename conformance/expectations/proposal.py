@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from conformance.arch_file import FILL_IN
 from conformance.errors import ConformanceError
+from conformance.expectations.files import FILL_IN
 from conformance.registry import ROOT
 
 _AGAINST = ("unexpected-native", "unexpected-pass", "wrong-fallback", "other-failure")

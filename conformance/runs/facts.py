@@ -6,17 +6,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from conformance.case import Case
-from conformance.earlier import Earlier
 from conformance.errors import ConformanceError
+from conformance.expectations.check import Point, governed
 from conformance.formats import FORMATS
-from conformance.portion import Division
 from conformance.recorder import run_line
 from conformance.registry import arch as table_of
 from conformance.registry import kernels, operator
-from conformance.rules import Point, governed
 from conformance.run import Run
-from conformance.same_run import FACTS, differences, listed, plan_digest, source_digest
-from conformance.sharding import Shard
+from conformance.runs.earlier import Earlier
+from conformance.runs.portion import Division
+from conformance.runs.same_run import FACTS, differences, listed, plan_digest, source_digest
+from conformance.runs.sharding import Shard
 
 Pairs = Sequence[tuple[Case, str]]  # planned (case, kernel name)
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from conformance.arch import Arch
 from conformance.errors import ConformanceError
-from conformance.expectation import FAILURES, NATIVE, Expectation, Outcome, Range, contradiction, expected
+from conformance.expectations.rule import FAILURES, NATIVE, Expectation, Outcome, Range, contradiction, expected
 from conformance.kernel import Kernel
 from conformance.result import REJECTED, Result
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from conformance.arch import Arch
-from conformance.arch_file import read_rules
 from conformance.errors import ConformanceError, unknown_name
-from conformance.expectation import Expectation, expected
+from conformance.expectations.files import read_rules
+from conformance.expectations.rule import Expectation, expected
 from conformance.matrix import Matrix
 from conformance.matrix_file import check_table, parse_toml
 

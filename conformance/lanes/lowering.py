@@ -29,7 +29,7 @@ from conformance.arch import Arch
 from conformance.disk_cache import cache_dir, hold
 from conformance.environment import version
 from conformance.errors import NotSupported
-from conformance.expectation import FAILURES
+from conformance.expectations.rule import FAILURES
 from conformance.kernel import Kernel
 from conformance.registry import ROOT, arch, kernels, selector
 from conformance.route import Failure, Lowered

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from conformance.earlier import Earlier, key
 from conformance.errors import ConformanceError
-from conformance.same_run import FACTS, differences, plan_digest
+from conformance.runs.earlier import Earlier, key
+from conformance.runs.same_run import FACTS, differences, plan_digest
 
 _COMPARED = ("state", "level", "kind", "lane", "path", "budget_fraction", "max_error", "wrong", "elements")
 _NEEDED = {"index", "count", "identity", "loose", "costs", "whole"}

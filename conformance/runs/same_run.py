@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from conformance.earlier import key
+from conformance.runs.earlier import key
 
 # Facts of the run line that results depend on. "changes" is a digest of what is not committed.
 FACTS = ("arch", "here", "commit", "dirty", "changes", "torch", "tilelang", "python", "compiler", "driver", "device",

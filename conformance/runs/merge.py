@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from conformance.earlier import Earlier, read_earlier
 from conformance.errors import ConformanceError, unknown_name
 from conformance.recorder import Recorder
 from conformance.registry import ROOT
-from conformance.same_run import FACTS
-from conformance.shard_checks import check, disagreements, in_order
+from conformance.runs.earlier import Earlier, read_earlier
+from conformance.runs.same_run import FACTS
+from conformance.runs.shard_checks import check, disagreements, in_order
 
 
 def merge(paths: Sequence[Path], out: Path | None, allowed: Sequence[str]) -> list[Recorder]:

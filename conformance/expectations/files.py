@@ -10,7 +10,7 @@ from typing import Any
 
 from conformance.arch import FACTS, FP8_FORMATS, Arch, Fact
 from conformance.errors import ConformanceError, unknown_name
-from conformance.expectation import FAILURES, KINDS, LANES, Condition, Expectation, Range
+from conformance.expectations.rule import FAILURES, KINDS, LANES, Condition, Expectation, Range
 from conformance.matrix_file import check_table, parse_toml
 
 _ARCH = {"name": str, "about": str, "device": str, "language": str, "target": dict, "fact": dict, "expect": list}
@@ -22,7 +22,7 @@ _RULE = {
 _NEEDED = ("match", "expect", "reason", "source", "since", "until")
 PACKAGES = ("tilelang", "torch")  # whose versions an "until" may name
 FILL_IN = "FILL IN"  # what a proposed rule says where a person must say why
-_ROOT = Path(__file__).resolve().parent.parent
+_ROOT = Path(__file__).resolve().parents[2]
 _UNTIL = re.compile(
     r"(?P<date>\d{4}-\d\d-\d\d)|(?P<package>[\w-]+)\s*>=\s*(?P<version>[\w.]+)|(?P<fact>[\w.]+)=(?P<value>\w+)"
 )

@@ -1,0 +1,1 @@
+"""What is expected of kernels on each architecture: rules as data, their checks, and what contradicts them."""
