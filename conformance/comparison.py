@@ -37,10 +37,10 @@ def launch_and_compare(launcher: Launcher, subject: Subject, allowance: Allowanc
     configuration must agree bit by bit. What fails is explained as long as ``allowance`` grants it."""
     kernel, call = launcher.kernel, launcher.call
     passed: list[Verdict] = []
-    paths: dict[str, None] = {}  # what ran where no configuration was forced, in order
+    paths: dict[str | None, None] = {}  # what ran where no configuration was forced, in order
     firsts: dict[str | None, tuple[Launched, Tensor]] = {}
     for launched in launcher.launch(call.case.get("launch", "plain")):
-        if launched.config is None and launched.path is not None:
+        if launched.config is None:
             paths[launched.path] = None
         problem = check_form(launched.result, call.output, launcher.device, kernel.fills_out)
         if launched.overrun or problem:
@@ -67,7 +67,7 @@ def launch_and_compare(launcher: Launcher, subject: Subject, allowance: Allowanc
         if launched.call is call:
             firsts.setdefault(launched.config, (launched, launched.result.clone()))
     verdict = max(passed, key=lambda one: (LEVELS.index(one.level or ""), one.budget_fraction or 0.0))
-    fallbacks = [path for path in paths if path not in kernel.native_paths]
+    fallbacks = [path for path in paths if path not in kernel.native_paths]  # None too: a launch that did not say
     return _blamed(verdict, subject), next(iter([*fallbacks, *paths]), None)
 
 

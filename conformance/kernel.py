@@ -70,6 +70,11 @@ class Kernel:
         return self.repeatable if isinstance(self.repeatable, bool) else self.repeatable(params)
 
     @property
+    def tells_path(self) -> bool:
+        """Whether the kernel must say which path ran: it does once it declares anything about its paths."""
+        return bool(self.native) or self.route is not None
+
+    @property
     def native_paths(self) -> tuple[str, ...]:
         return self.native or (self.name,)
 
@@ -107,7 +112,9 @@ class Kernel:
             result = self.function(**given)
         finally:
             _path.reset(token)
-        return (out if self.fills_out else result), (events[-1] if events else None)
+        # Of several paths, one that is not native counts: a fallback is not undone by what runs after it.
+        ran = next((path for path in events if path not in self.native_paths), events[-1] if events else None)
+        return (out if self.fills_out else result), ran
 
     def __call__(self, *args: Any, out: Tensor | None = None, out_dtype: Any = None, config: str | None = None,
                  **kwargs: Any) -> Tensor:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from conformance.case import Case
+from conformance.environment import ABSENT
 from conformance.kernel import Kernel
 from conformance.registry import matrix, operator, selector
 
@@ -72,6 +73,7 @@ def rerun_command(case: str, kernels: str, settings: Settings) -> str:
 
 def blank_result(case: Case, kernel: Kernel, settings: Settings, state: str, **more: Any) -> Result:
     """A result with everything that is known before the case runs."""
+    more.setdefault("lane", "route" if settings.device == ABSENT else "execute")  # more was seen only where it is said
     return Result(
         case=case.id,
         operator=case.operator,

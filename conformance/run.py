@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+_LANES = 3  # time limits of a case: that of route() and supports(), of lowering, and of assembling
 
 
 @dataclass
@@ -67,8 +68,9 @@ class Run:
         arch = arch or next(iter(self.archs))
         if self.archs[arch] == ABSENT:
             lanes = self._lanes_of(arch)
-            # no time limit here: what may hang runs in a process of its own, which has one
-            result = self._timed(functools.partial(lanes.run, case, kernel), case, kernel, lanes.settings, 0)
+            # lowering and assembling have limits of their own; this one is for route() and supports()
+            limit = _LANES * self.case_timeout
+            result = self._timed(functools.partial(lanes.run, case, kernel), case, kernel, lanes.settings, limit)
         else:
             result = self._executed(case, kernel, arch)
         return hold(result, kernel, table(arch), self.rules(arch))
@@ -138,8 +140,10 @@ class Run:
         entries = list(todo.values())
         for kernel, case, device in _rotated(entries, index * len(entries) // count):
             self._prepare(kernel, case, device)
-        lanes = [self._lanes_of(arch).ahead(pairs) for arch, pairs in absent.items()]
-        steps = [step for each in lanes for step in each]
+        steps: list[Callable[[], None]] = []
+        for arch, pairs in absent.items():
+            ahead = functools.partial(self._lanes_of(arch).ahead, pairs)
+            steps += self.crash_log.call(f"routes for {arch}", _LANES * self.case_timeout, ahead)
         for step in _rotated(steps, index * len(steps) // count):
             step()
 

@@ -18,13 +18,15 @@ from conformance.case import Case
 from conformance.environment import visible_gpus
 from conformance.errors import ConformanceError
 from conformance.expectations.check import Point, every_point
+from conformance.expectations.held import hold
 from conformance.isolation import Death
+from conformance.kernel import Kernel
 from conformance.plan import Planned, parse_nodeid
 from conformance.progress import Display
 from conformance.recorder import Recorder
 from conformance.registry import ROOT, kernels, operators
 from conformance.registry import arch as table_of
-from conformance.result import blank_result
+from conformance.result import Result, blank_result
 from conformance.run import Run
 from conformance.runs.earlier import key
 from conformance.runs.portion import Division, Portion
@@ -159,10 +161,11 @@ class Controller:
         if result is None:  # another plugin skipped the item or failed on it: not the kernel's fault, and no pass
             if report.skipped:
                 why = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longreprtext
-                result = self._blank(planned, "not-run", message=str(why))
+                result = self._blank(planned, "not-run", message=str(why)).record()
             else:
                 what = f"{planned.case.id} on {planned.kernel}: failed outside the suite"
-                result = self._blank(planned, "error", kind="suite", message=f"{what}: {report.longreprtext[-2000:]}")
+                message = f"{what}: {report.longreprtext[-2000:]}"
+                result = self._blank(planned, "error", kind="suite", message=message).record()
         self.recorders[self._arch(planned)].add(result)
         report.conformance = {"kernel": result["kernel"], "kind": result["kind"]}  # pytest keeps every report
         self.display.progress()
@@ -170,11 +173,16 @@ class Controller:
     def crashed(self, planned: Planned, report: Any, death: Death) -> None:
         """Turn xdist's crash report into a result."""
         message = f"{planned.case.id} on {planned.kernel}: {death.sentence}"
-        result = self._blank(planned, death.state, kind=death.state, message=message, trace=death.stack or None)
-        report.conformance = result | {"worker": death.worker}
+        blank = self._blank(planned, death.state, kind=death.state, message=message, trace=death.stack or None)
+        arch = self._arch(planned)
+        result = hold(blank, self._kernel(planned), table_of(arch), self.run.rules(arch))
+        report.conformance = result.record() | {"worker": death.worker}
         report.when = "call"
         report.location = _location(report.nodeid)
-        report.longrepr = "\n".join(filter(None, (message, death.stack, f"Run it again: {result['rerun']}")))
+        if result.state == "expected":
+            report.outcome, report.longrepr = "passed", None
+            return
+        report.longrepr = "\n".join(filter(None, (result.message, death.stack, f"Run it again: {result.rerun}")))
         self._points[planned.kernel] += POINTS[death.state]
 
     def worker_lost(self, death: Death) -> None:
@@ -202,13 +210,15 @@ class Controller:
         assert planned is not None
         location = _location(nodeid)
         report = pytest.TestReport(nodeid, location, {}, "skipped", (location[0], 0, reason), "call")
-        report.conformance = self._blank(planned, "not-run", message=reason)  # type: ignore[attr-defined]
+        report.conformance = self._blank(planned, "not-run", message=reason).record()  # type: ignore[attr-defined]
         return report
 
-    def _blank(self, planned: Planned, state: str, **more: Any) -> dict[str, Any]:
-        known = {k.name: k for k in kernels(planned.case.operator, self.run.selection.kernels)}
+    def _kernel(self, planned: Planned) -> Kernel:
+        return next(k for k in kernels(planned.case.operator, self.run.selection.kernels) if k.name == planned.kernel)
+
+    def _blank(self, planned: Planned, state: str, **more: Any) -> Result:
         settings = self.run.settings(self._arch(planned))
-        return blank_result(self._with_tiers(planned), known[planned.kernel], settings, state, **more).record()
+        return blank_result(self._with_tiers(planned), self._kernel(planned), settings, state, **more)
 
     @property
     def carried(self) -> bool:

@@ -112,7 +112,8 @@ class XdistHooks:
         for other in self._controller.quarantined(planned.kernel):
             other.node = report.node  # type: ignore[attr-defined]
             report.node.config.hook.pytest_runtest_logreport(report=other)
-        _stop_at_maxfail(report.node.config)
+        if report.outcome == "failed":
+            _stop_at_maxfail(report.node.config)
 
     def _death(self, node: Any) -> Death:
         assert self._controller is not None

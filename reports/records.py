@@ -19,7 +19,8 @@ SCHEMA = 1
 STATES = ("pass", "expected", "fail", "error", "crash", "timeout", "not-run")
 FAILING = frozenset({"fail", "error", "crash", "timeout"})
 # Kinds of failure in which a case did something else than the architecture's rules expect; shown first.
-CONTRADICTIONS = ("silent-fallback", "unexpected-native", "wrong-fallback", "unexpected-pass", "other-failure")
+CONTRADICTIONS = ("silent-fallback", "unexpected-native", "wrong-fallback", "unexpected-pass", "other-failure",
+                  "path-unknown")
 LEVELS = ("bit-exact", "within-budget", "published")  # best first
 
 

@@ -21,12 +21,24 @@ def routed(name, path, **options):
         right(x, token_topk_to_pos, topk_weights=topk_weights, x_sf=x_sf, sf=sf, out=out)
         report_path(path)
     run.__module__ = __name__
-    kernel("moe_reduce_fused", promise="published", name=name, route=route, **options)(run)
+    native = (*options.pop("native", (name,)), "vectorised")  # which `right` reports
+    kernel("moe_reduce_fused", promise="published", name=name, route=route, native=native, **options)(run)
 
 routed("plain", "plain")
 routed("falls", "slow")
 routed("wide", "wide", native=("narrow", "wide"))
 routed("refuses", "refused")
+
+def silent(x, token_topk_to_pos, *, topk_weights=None, x_sf=None, sf=None, out):
+    from kernels.reduce_fused.vectorised import _reduce
+    _reduce(x, token_topk_to_pos, topk_weights, x_sf, sf, out)
+kernel("moe_reduce_fused", promise="published", native=("silent",))(silent)
+
+def both(x, token_topk_to_pos, *, topk_weights=None, x_sf=None, sf=None, out):
+    right(x, token_topk_to_pos, topk_weights=topk_weights, x_sf=x_sf, sf=sf, out=out)
+    report_path("slow")
+    report_path("both")
+kernel("moe_reduce_fused", promise="published", native=("both", "vectorised"))(both)
 """
 
 
@@ -60,6 +72,9 @@ def test_an_undeclared_fallback_fails_on_every_architecture(tmp_path: Path, work
         found = kinds(tmp_path, arch)
         assert found["plain"] == found["wide"] == {("pass", None, lane)}
         assert found["falls"] == {("fail", "silent-fallback", lane)}
+    here = kinds(tmp_path, "cpu")
+    assert here["silent"] == {("fail", "path-unknown", "execute")}  # it declares paths and reports none
+    assert here["both"] == {("fail", "silent-fallback", "execute")}  # whatever it reports after the fallback
     assert kinds(tmp_path, "gfx942")["refuses"] == {("not-run", "refused", "route")}
     assert "nothing was executed: gfx942 is not here" in ran.output
     assert {path.name for path in (tmp_path / "out").glob("*.html")} == {"gfx942.html", "cpu.html", "index.html"}
@@ -72,8 +87,8 @@ def test_a_declared_fallback_passes_and_its_rule_is_in_the_records(tmp_path: Pat
                    'match = { kernel = "refuses" }\nexpect = "unsupported"\nfailure = "refused"\nsignature = "wave 64"')
     ran = run_on(tmp_path, "--arch", "gfx942", option)
     assert kinds(tmp_path, "gfx942") == {
-        "sound": {("not-run", None, "route")}, "plain": {("pass", None, "route")}, "wide": {("pass", None, "route")},
-        "falls": {("pass", None, "route")}, "refuses": {("expected", "refused", "route")}}
+        **{name: {("not-run", None, "route")} for name in ("sound", "silent", "both")},
+        **{name: {("pass", None, "route")} for name in ("plain", "wide", "falls")}, "refuses": {("expected", "refused", "route")}}
     lines = read_lines(tmp_path / "out" / "gfx942.jsonl")
     assert [rule["text"] for rule in lines[0]["rules"]][-2:] == [
         "fallback = slow", "unsupported = refused ('wave 64')"]
@@ -116,6 +131,28 @@ def test_a_malformed_file_of_rules_is_one_clear_error(tmp_path: Path, text: str 
     ran = run_on(tmp_path, f"--expectations={file}", "--arch", "cpu")
     assert ran.code == 4
     assert "rules.toml" in ran.output and words in ran.output and "Traceback" not in ran.output
+
+
+def test_a_declared_hang_and_a_declared_exit_are_expected(tmp_path: Path) -> None:
+    option = rules(
+        tmp_path, 'match = { kernel = "hangs" }\nexpect = "known-failure"\nfailure = "hang"\nsignature = "running"',
+        'match = { kernel = "exits" }\nexpect = "known-failure"\nfailure = "process-exit"\nsignature = "exit code 9"')
+    write_kernels(tmp_path, "add('hangs', lambda: time.sleep(600))\nadd('exits', lambda: os._exit(9))\n")
+    ran = run(tmp_path, "--kernels", MODULE, "--case", CASES[0], option, "--arch", "cpu", "-n", "2", "--case-timeout=8")
+    states = {result["kernel"]: (result["state"], result["kind"]) for result in ran.results}
+    assert states == {"sound": ("pass", None), "hangs": ("expected", "timeout"), "exits": ("expected", "crash")}
+    assert ran.code == 0, ran.output
+
+
+def test_a_route_that_never_ends_costs_its_own_case(tmp_path: Path) -> None:
+    write_kernels(tmp_path, ROUTED + "def endless(params, arch):\n    while True: pass\n"
+                  "def stuck(x, token_topk_to_pos, *, topk_weights=None, x_sf=None, sf=None, out): pass\n"
+                  "kernel('moe_reduce_fused', promise='published', route=endless, lower=endless)(stuck)\n")
+    ran = run(tmp_path, "--kernels", MODULE, "--case", CASES[0], "--arch", "gfx942", "-n", "1", "--case-timeout=1",
+              "-k", "stuck or plain")
+    found = kinds(tmp_path, "gfx942")
+    assert found == {"plain": {("pass", None, "route")}, "stuck": {("timeout", "timeout", "route")}}
+    assert ran.code == 1
 
 
 def test_a_known_mismatch_is_expected_and_costs_nothing(tmp_path: Path) -> None:

@@ -176,6 +176,20 @@ def test_a_failing_architecture_fails_the_overview(tmp_path: Path) -> None:
     assert re.search(r"\d+ failed \(\d+ against the rules\)", said)
 
 
+def test_an_overview_without_execution_never_says_pass(tmp_path: Path) -> None:
+    html = overview(tmp_path, absent(), absent(arch="gfx950"))
+    assert "NOT EXECUTED 0 of 2 architectures executed something" in text(html)
+    assert 'class="unexecuted"' in html
+
+
+def test_two_runs_on_one_architecture_do_not_overwrite_each_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = [str(samples.write(tmp_path / f"{name}.jsonl", executed())) for name in ("a", "b")]
+    assert cli.main(["report", *paths, "--out", str(tmp_path / "pages")]) == 2
+    assert "both runs on cpu" in capsys.readouterr().err
+
+
 def test_no_overview_of_one_and_none_of_what_is_no_record(tmp_path: Path) -> None:
     one = samples.write(tmp_path / "cpu.jsonl", executed())
     assert write_overview([one], tmp_path) == []

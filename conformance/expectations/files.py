@@ -120,8 +120,9 @@ def _rule(table: Any, where: str, needs_arch: bool) -> Expectation:
             raise ConformanceError(f"{where}: expect = {kind!r} {'needs' if needed else 'takes no'} {key!r}")
     if failure and failure not in FAILURES:
         raise unknown_name(f"failure in {where}", failure, FAILURES)
-    if kind == "known-failure" and not table.get("signature"):
-        raise ConformanceError(f"{where}: a known failure needs a 'signature', a part of its message")
+    if (kind == "known-failure" or failure == "refused-by-compiler") and not table.get("signature"):
+        what = "a known failure" if kind == "known-failure" else f"failure = {failure!r}"
+        raise ConformanceError(f"{where}: {what} needs a 'signature', a part of its message")
     if not fails and ("signature" in table or "lane" in table):
         raise ConformanceError(f"{where}: expect = {kind!r} takes neither 'signature' nor 'lane'")
     lane = table.get("lane", FAILURES.get(failure, "route"))

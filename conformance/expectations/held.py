@@ -32,7 +32,7 @@ def hold(result: Result, kernel: Kernel, arch: Arch, rules: Sequence[Expectation
     if result.path == REJECTED and result.message:  # the judge's word; a kernel that reports this path says nothing
         return result
     outcome = Outcome(result.lane, result.path, failure_of(result), result.message)
-    found = contradiction(rule, outcome, kernel.native_paths)
+    found = contradiction(rule, outcome, kernel.native_paths) or _untold(outcome, kernel)
     if found is None:
         if rule.failure and outcome.failure:
             return replace(result, state="expected", message=f"{result.message} - declared: {rule.reason}")
@@ -41,6 +41,16 @@ def hold(result: Result, kernel: Kernel, arch: Arch, rules: Sequence[Expectation
     also = f"; {result.message}" if outcome.failure else ""
     state = result.state if result.state not in ("pass", "not-run") else "fail"
     return replace(result, state=state, kind=kind, message=f"{result.case} on {result.kernel}: {sentence}{also}")
+
+
+def _untold(outcome: Outcome, kernel: Kernel) -> tuple[str, str] | None:
+    """A path is reported, never inferred: a kernel that declares paths must say in each launch which one ran."""
+    if outcome.failure or outcome.path is not None or outcome.lane != "execute" or not kernel.tells_path:
+        return None
+    return "path-unknown", (
+        f"did not say in every launch which path ran; {kernel.name} declares paths (native= or route=), so its "
+        "dispatcher must call report_path, in the thread that calls it"
+    )
 
 
 def point(result: Result) -> dict[str, str]:

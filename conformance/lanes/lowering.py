@@ -138,6 +138,8 @@ def _child(
         found: Lowered | Failure = Failure("soft-error", f"lower() of {name} {wrong}") if wrong else lowered
     except NotSupported as reason:
         found = Failure("refused", str(reason))
+    except (OSError, MemoryError, ImportError) as error:  # the machine's fault, which need not come again
+        found = Failure("process-exit", f"{type(error).__name__}: {_first_line(error)}")
     except Exception as error:
         traceback.print_exc()
         found = Failure("refused-by-compiler", f"{type(error).__name__}: {_first_line(error)}")

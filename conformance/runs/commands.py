@@ -79,6 +79,12 @@ def _report(args: argparse.Namespace) -> int:
         read = {path: reports.read_records(path) for path in args.records}
     except reports.ReportError as error:
         raise ConformanceError(str(error)) from None
+    seen: dict[str, Path] = {}
+    for path, records in read.items():
+        other = seen.setdefault(records.run.arch, path)
+        if other != path:
+            raise ConformanceError(f"{other} and {path} are both runs on {records.run.arch}, whose pages have one "
+                                   "name: make them apart, with --out; 'conformance diff' compares the two")
     for page in pages_of(args.records, args.out or args.records[0].parent):
         print(page)
     found = [f"{path}: {complaint}" for path, records in read.items() for complaint in _complaints(records)]
