@@ -88,7 +88,8 @@ def test_a_declared_fallback_passes_and_its_rule_is_in_the_records(tmp_path: Pat
     ran = run_on(tmp_path, "--arch", "gfx942", option)
     assert kinds(tmp_path, "gfx942") == {
         **{name: {("not-run", None, "route")} for name in ("sound", "silent", "both")},
-        **{name: {("pass", None, "route")} for name in ("plain", "wide", "falls")}, "refuses": {("expected", "refused", "route")}}
+        **{name: {("pass", None, "route")} for name in ("plain", "wide", "falls")},
+        "refuses": {("expected", "refused", "route")}}
     lines = read_lines(tmp_path / "out" / "gfx942.jsonl")
     assert [rule["text"] for rule in lines[0]["rules"]][-2:] == [
         "fallback = slow", "unsupported = refused ('wave 64')"]
