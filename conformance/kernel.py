@@ -113,7 +113,8 @@ class Kernel:
         finally:
             _path.reset(token)
         # Of several paths, one that is not native counts: a fallback is not undone by what runs after it.
-        ran = next((path for path in events if path not in self.native_paths), events[-1] if events else None)
+        last = events[-1] if events else None
+        ran = next((path for path in reversed(events) if path not in self.native_paths), last)
         return (out if self.fills_out else result), ran
 
     def __call__(self, *args: Any, out: Tensor | None = None, out_dtype: Any = None, config: str | None = None,

@@ -127,7 +127,7 @@ def test_a_compiler_ends_with_its_worker(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     body = f"open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(300)"
     (tmp_path / "endless.py").write_text(PRELUDE + MODULE.format(body=body, shared=0, threads=1, name="endless"))
-    code = ("from conformance import lowering; from conformance.registry import kernels; "
+    code = ("from conformance.lanes import lowering; from conformance.registry import kernels; "
             "lowering.lower(kernels('moe_reduce_fused', ['endless'])[0], {'in': 'bf16'}, 'gfx942', 'one', 0)")
     places = os.pathsep.join((str(tmp_path), str(ROOT)))
     worker = subprocess.Popen([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": places})
