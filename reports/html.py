@@ -37,7 +37,7 @@ def render(records: Records, digest: Digest) -> str:
         facts=facts(records),
         sizes_notice=sizes_notice(records.run),
         replaced=records.replaced,
-        states=[state for state in STATES if state != "expected" or digest.counts.get(state)],
+        states=STATES,
         signs=text.SIGNS,
         style=verbatim("report.css"),
         script=Markup("\n").join(verbatim(name) for name in _SCRIPTS),
