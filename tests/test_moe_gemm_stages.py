@@ -13,6 +13,7 @@ import torch
 from engine_samples import one_thread as one_thread
 from gemm_mutations import MUTATIONS, Mutation
 from gemm_samples import MODES, SHAPES, Sample, combinations, requantised, run_chain, run_stage1, run_stage2, sample
+from gemm_verdict import compare
 from torch import Tensor
 
 from conformance.formats import bits
@@ -21,7 +22,6 @@ from references.moe_gemm_2stage.bounds import Arithmetic, Bounded, dot_error, si
 from references.moe_gemm_2stage.chain import chain, intermediate
 from references.moe_gemm_2stage.operands import Operand
 from references.moe_gemm_2stage.stages import DOWEIGHT_STAGE1, Routes, combine_atomic, combine_reduce
-from references.moe_gemm_2stage.verdict import compare
 
 every_mode = pytest.mark.parametrize("name", MODES)
 every_shape = pytest.mark.parametrize("shape", SHAPES)

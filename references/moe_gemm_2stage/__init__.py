@@ -14,7 +14,6 @@ operands           rows and weights as numbers, made from fp32 by a dtype's rule
 bounds             fp64 values with the error that correct arithmetic may make
 stages, chain      stage 1, stage 2, what passes between them, and both end to end, with bounds
 golden             the same in fp32, every rounding where it is documented
-verdict            the comparison by element, with figures for rows and the whole
 storage, contract  the arguments of the operators and their forms; cases: the parameters of a case
 draw, poison       data of a case and where poison stands; inputs puts them together
 reference          golden and oracle of a call, read from its arguments; operators: the declarations
