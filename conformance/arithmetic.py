@@ -12,15 +12,17 @@ _TIE = 1 << 28
 _SMALLEST_NORMAL = 2.0**-126
 
 
-def fma(x: Tensor, scale: Tensor, acc: Tensor) -> Tensor:
+def fma(x: Tensor, scale: Tensor, acc: Tensor, out: Tensor | None = None) -> Tensor:
     """``acc + x * scale`` with one rounding to fp32, element by element.
 
-    x, acc: fp32 of one shape; scale: fp32, broadcastable. On CUDA ``torch.addcmul`` is one fused multiply-add;
-    that is checked once per device with operands that tell the two apart. Elsewhere the sum is taken in fp64.
+    x, acc: fp32 of one shape; scale: fp32, broadcastable; out: where the result goes, may be acc. On CUDA
+    ``torch.addcmul`` is one fused multiply-add; that is checked once per device with operands that tell the two
+    apart. Elsewhere the sum is taken in fp64.
     """
     if acc.is_cuda and _addcmul_is_fused(acc.device.index or 0):
-        return torch.addcmul(acc, x, scale)
-    return _fma_through_fp64(x, scale, acc)
+        return torch.addcmul(acc, x, scale, out=out)
+    result = _fma_through_fp64(x, scale, acc)
+    return result if out is None else out.copy_(result)
 
 
 def _fma_through_fp64(x: Tensor, scale: Tensor, acc: Tensor) -> Tensor:

@@ -36,10 +36,10 @@ POINTS = {"crash": 1, "timeout": 3}  # a hang costs a whole time limit, a crash 
 _GPU_WORKERS = 4
 
 
-def workers_for(run: Run) -> int:
+def workers_for(devices: Iterable[str]) -> int:
     """``-n auto``: all cores on the CPU; on GPUs a few processes each, which admission keeps within memory."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if "cuda" not in run.archs.values():
+    if "cuda" not in devices:
         return cores
     return max(1, min(cores, _GPU_WORKERS * max(1, len(visible_gpus()))))
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from conformance import options
+from conformance.environment import chosen_archs
 from conformance.errors import ConformanceError
 from conformance.isolation import Death, exit_status, read_death
 from conformance.plan import group_of, parse_nodeid
@@ -50,7 +52,11 @@ class XdistHooks:
         self._idle_deaths = 0
 
     def pytest_xdist_auto_num_workers(self, config: pytest.Config) -> int | None:
-        return workers_for(config.stash[CONTROLLER].run) if CONTROLLER in config.stash else None
+        """xdist asks before pytest_configure. What is wrong with the options is told there."""
+        try:
+            return workers_for(chosen_archs(options.select(config.getoption).archs).values())
+        except ConformanceError:
+            return None
 
     def pytest_configure_node(self, node: Any) -> None:
         config = node.config

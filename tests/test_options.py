@@ -6,8 +6,10 @@ import argparse
 import itertools
 
 import pytest
+from _pytest.config import _prepareconfig
 from engine_samples import NAME
 
+from conformance import environment, session
 from conformance.case import Case
 from conformance.errors import ConformanceError, unknown_name
 from conformance.options import OPTIONS, Selection, add_to_argparse, select, with_data
@@ -215,3 +217,16 @@ def test_items_of_one_group_share_their_data() -> None:
     assert one == two != other
     assert group_of(f"matrices/{NAME}.toml::h_tiled@cpu[{name}]") != group_of(
         f"matrices/{NAME}.toml::h_tiled@sm_90[{name}]")
+
+
+def test_auto_starts_few_workers_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """xdist asks for their number before the plugins are configured."""
+    monkeypatch.setattr(environment, "gpu", lambda: environment.Gpu("sm_90", "a GPU", None))
+    monkeypatch.setattr(session, "visible_gpus", lambda: ["0", "1"])
+    monkeypatch.setattr(session.os, "sched_getaffinity", lambda _: range(64))
+    for words, workers in (([], 8), (["--arch", "sm_90,cpu"], 8), (["--arch", "cpu"], 64), (["--arch", "gfx942"], 64)):
+        config = _prepareconfig(["-n", "auto", *words])
+        try:
+            assert config.hook.pytest_xdist_auto_num_workers(config=config) == workers
+        finally:
+            config._ensure_unconfigure()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -14,47 +15,80 @@ from references.moe_reduce_fused.contract import validate
 
 _U, _SMALLEST = 2.0**-24, 2.0**-149  # unit roundoff and smallest subnormal of fp32
 
-_Slot = tuple[Tensor | None, Tensor, Tensor | None, Tensor | None]
 
 
-def _slots(arguments: Arguments, start: int, stop: int) -> Iterator[_Slot]:
-    """Per slot, for the tokens of [start, stop) that have it: token index from ``start`` [n] (None: all of them),
-    row of x [n], and weight and x_sf fp32 [n, 1] or None. Nothing of a padding slot is ever read."""
-    weights, x_sf = arguments["topk_weights"], arguments["x_sf"]
-    positions = arguments["token_topk_to_pos"][start:stop]
-    for slot, count in enumerate((positions >= 0).sum(dim=0).tolist()):
-        if count == 0:
-            continue
-        position, weight = positions[:, slot], None if weights is None else weights[start:stop, slot, None]
-        token = None
-        if count < stop - start:
-            token = (position >= 0).nonzero().flatten()
-            position, weight = position[token], None if weight is None else weight[token]
-        row = position.long()
-        yield token, row, weight, None if x_sf is None else x_sf[row][:, None]
+@dataclass(frozen=True)
+class _Terms:
+    """Terms of some tokens of [start, stop), no token twice: token index from ``start`` [n] (None: all of them, in
+    order), row of x [n], slot [n, 1]."""
+
+    token: Tensor | None
+    row: Tensor
+    slot: Tensor
 
 
-def _chunks(arguments: Arguments) -> Iterator[tuple[int, int]]:
+@dataclass(frozen=True)
+class _Chunk:
+    """Tokens [start, stop) and the terms of their sums, each token's in the order of its valid slots: the first of
+    every token, then what they have of a second, and so on. Nothing of a padding slot is ever read."""
+
+    start: int
+    stop: int
+    valid: Tensor
+    terms: tuple[_Terms, ...]
+
+
+def _chunks(arguments: Arguments) -> list[_Chunk]:
     """Token ranges whose fp64 temporaries stay in cache on a CPU, and fill a GPU with few launches."""
-    x, tokens = arguments["x"], arguments["token_topk_to_pos"].shape[0]
+    x, positions = arguments["x"], arguments["token_topk_to_pos"]
+    tokens = positions.shape[0]
     step = max(1, (1 << 27 if x.is_cuda else 1 << 17) // x.shape[1])
-    for start in range(0, tokens, step):
-        yield start, min(tokens, start + step)
+    valid = positions >= 0
+    counts = valid.sum(dim=1)
+    order = torch.sort(~valid, dim=1, stable=True).indices  # valid slots first, ascending
+    return [_chunk(arguments, counts, order, start, min(tokens, start + step)) for start in range(0, tokens, step)]
 
 
-def accumulate(arguments: Arguments) -> Tensor:
+def _chunk(arguments: Arguments, counts: Tensor, order: Tensor, start: int, stop: int) -> _Chunk:
+    positions, slots, valid = arguments["token_topk_to_pos"][start:stop].long(), order[start:stop], counts[start:stop]
+    terms = []
+    for rank in range(int(valid.max()) if stop > start else 0):
+        token = None
+        slot = slots[:, rank, None]
+        row = positions.gather(1, slot)[:, 0]
+        if bool((valid <= rank).any()):
+            token = (valid > rank).nonzero().flatten()
+            slot, row = slot[token], row[token]
+        terms.append(_Terms(token, row, slot))
+    return _Chunk(start, stop, valid, tuple(terms))
+
+
+def _scale(arguments: Arguments, chunk: _Chunk, terms: _Terms) -> tuple[Tensor | None, Tensor | None]:
+    """Weight and x_sf of the terms, fp32 [n, 1] each, or None."""
+    weights, x_sf = arguments["topk_weights"], arguments["x_sf"]
+    weight = None
+    if weights is not None:
+        weight = weights[chunk.start : chunk.stop]
+        weight = (weight if terms.token is None else weight[terms.token]).gather(1, terms.slot)
+    return weight, None if x_sf is None else x_sf[terms.row][:, None]
+
+
+def accumulate(arguments: Arguments, chunks: Sequence[_Chunk] | None = None) -> Tensor:
     """fp32 [T, H]: the accumulator after the last slot, before sf and the cast."""
     x, positions = arguments["x"], arguments["token_topk_to_pos"]
     acc = torch.zeros((positions.shape[0], x.shape[1]), dtype=torch.float32, device=x.device)
     one = torch.ones((1, 1), dtype=torch.float32, device=x.device)
-    for start, stop in _chunks(arguments):
-        part = acc[start:stop]
-        for token, row, weight, x_sf in _slots(arguments, start, stop):
+    for chunk in _chunks(arguments) if chunks is None else chunks:
+        part = acc[chunk.start : chunk.stop]
+        for terms in chunk.terms:
+            weight, x_sf = _scale(arguments, chunk, terms)
             scale = one if weight is None else weight
             scale = scale if x_sf is None else scale * x_sf
-            before = part if token is None else part.index_select(0, token)
-            after = fma(x.index_select(0, row).float(), scale, before)
-            part.copy_(after) if token is None else part.index_copy_(0, token, after)
+            value = x.index_select(0, terms.row).float()
+            if terms.token is None:
+                fma(value, scale, part, out=part)
+            else:
+                part.index_copy_(0, terms.token, fma(value, scale, part.index_select(0, terms.token)))
     return acc
 
 
@@ -85,32 +119,38 @@ def golden(
     return finish(accumulate(arguments), arguments, dtype)
 
 
-def oracle(arguments: Arguments) -> Iterator[OracleRows]:
+def oracle(arguments: Arguments, chunks: Sequence[_Chunk] | None = None) -> Iterator[OracleRows]:
     """The exact sum before sf in fp64 with its error bound, some tokens at a time.
 
     With n = valid slots + 2 (each product and each addition rounds once, s = w * x_sf once, acc * sf once; a
     fused kernel makes fewer) and S = sum of |terms|: |error| <= n u / (1 - n u) * S, u = 2**-24 (Higham, Accuracy
     and Stability of Numerical Algorithms, 3.1), plus n of the smallest fp32 subnormal for products that underflow.
     """
-    x, positions = arguments["x"], arguments["token_topk_to_pos"]
-    for start, stop in _chunks(arguments):
-        total = torch.zeros((stop - start, x.shape[1]), dtype=torch.float64, device=x.device)
-        magnitude = torch.zeros_like(total, dtype=torch.float32)
-        for token, row, weight, x_sf in _slots(arguments, start, stop):
+    x = arguments["x"]
+    for chunk in _chunks(arguments) if chunks is None else chunks:
+        total, magnitude = _zeros(chunk, x, torch.float64), _zeros(chunk, x, torch.float32)
+        for terms in chunk.terms:
+            weight, x_sf = _scale(arguments, chunk, terms)
             scale = torch.ones((1, 1), dtype=torch.float64, device=x.device) if weight is None else weight.double()
             scale = scale if x_sf is None else scale * x_sf.double()  # exact: 24 + 24 bits
-            value = x.index_select(0, row)
+            value = x.index_select(0, terms.row)
             term, size = value * scale, (value.float() * scale.float()).abs_()
-            if token is None:
+            if terms.token is not None:
+                total.index_add_(0, terms.token, term)
+                magnitude.index_add_(0, terms.token, size)
+            elif terms is chunk.terms[0]:
+                total, magnitude = term, size
+            else:
                 total += term
                 magnitude += size
-            else:
-                total.index_add_(0, token, term)
-                magnitude.index_add_(0, token, size)
-        roundings = (positions[start:stop] >= 0).sum(dim=1, keepdim=True).double() + 2
+        roundings = chunk.valid[:, None].double() + 2
         relative = roundings * _U / (1 - roundings * _U) * (1 + 2.0**-16)  # S itself was summed in fp32
         error = magnitude.mul_(relative.float()).add_(roundings.float() * _SMALLEST)
-        yield OracleRows(start, stop, total, error)
+        yield OracleRows(chunk.start, chunk.stop, total, error)
+
+
+def _zeros(chunk: _Chunk, x: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.zeros((chunk.stop - chunk.start, x.shape[1]), dtype=dtype, device=x.device)
 
 
 def _scaled(rows: OracleRows, sf: Tensor | None) -> OracleRows:
@@ -126,10 +166,11 @@ def reference(call: Call, shared: Shared) -> Reference:
     oracle before sf."""
     case, arguments = call.case, call.arguments
     key = case.get("weights"), case.get("xsf")
-    acc = shared.latest("acc", key, lambda: accumulate(arguments))
+    chunks = shared.get("chunks", lambda: _chunks(arguments))
+    acc = shared.latest("acc", key, lambda: accumulate(arguments, chunks))
 
     def rows() -> Iterator[OracleRows]:
-        unscaled = shared.latest("oracle", key, lambda: list(oracle(arguments)))
+        unscaled = shared.latest("oracle", key, lambda: list(oracle(arguments, chunks)))
         return (_scaled(part, arguments["sf"]) for part in unscaled)
 
     return Reference(finish(acc, arguments, call.output.dtype), rows)
