@@ -31,6 +31,12 @@ def _empty_cache() -> None:
     torch.cuda.empty_cache()
 
 
+def _cuda_reserved() -> int:
+    import torch
+
+    return torch.cuda.memory_reserved()
+
+
 def _alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
@@ -49,14 +55,20 @@ class Admission:
         path: Path,
         free: Callable[[], int] = _cuda_free,
         release_cache: Callable[[], None] = _empty_cache,
+        reserved: Callable[[], int] = _cuda_reserved,
     ) -> None:
         self._path = path
         self._free = free
         self._release_cache = release_cache
+        self._reserved = reserved
+        self._granted = 0
 
     def acquire(self, need: int, patience: float = 600.0) -> None:
         """Wait until ``need`` bytes fit beside the other processes' grants. What was granted before is returned
-        first. A process is always admitted when it is alone, so a case that would fit alone never starves."""
+        first, unless it is of a like size and was kept to: to give memory back and ask for it again takes longer than
+        many a case. A process is always admitted when it is alone, so a case that would fit alone never starves."""
+        if need <= self._granted <= 2 * need and self._reserved() <= self._granted:
+            return
         self._release_cache()
         deadline = time.monotonic() + patience
         while True:
@@ -68,13 +80,14 @@ class Admission:
                     grants[_CAPACITY] = free
                 room = min(free, grants[_CAPACITY] - sum(others.values())) - _RESERVE
                 if need <= room or not others or time.monotonic() > deadline:
-                    grants[str(os.getpid())] = need
+                    grants[str(os.getpid())] = self._granted = need
                     return
             time.sleep(0.02)
 
     def release(self) -> None:
         """Return what was granted."""
         self._release_cache()
+        self._granted = 0
         with self._ledger() as grants:
             grants.pop(str(os.getpid()), None)
 

@@ -21,11 +21,15 @@ _LOW_WATER = 2  # a worker runs an item only when it knows the next one
 
 
 class GroupScheduling:
-    """xdist's scheduler protocol over groups of item indices. ``group_of`` maps a node id to its group."""
+    """xdist's scheduler protocol over groups of item indices. ``group_of`` maps a node id to its group; groups start
+    in the order of ``cost_of`` their first item, the largest first, so that none of the long ones is left over for the
+    end."""
 
-    def __init__(self, workers: int, group_of: Callable[[str], str]) -> None:
+    def __init__(self, workers: int, group_of: Callable[[str], str],
+                 cost_of: Callable[[str], float] = lambda nodeid: 0.0) -> None:
         self._workers = workers
         self._group_of = group_of
+        self._cost_of = cost_of
         self.collection: list[str] | None = None
         self._started: set[str] = set()
         self._collections: dict[WorkerController, list[str]] = {}
@@ -120,7 +124,8 @@ class GroupScheduling:
             groups: dict[str, list[int]] = {}
             for index, nodeid in enumerate(self.collection):
                 groups.setdefault(self._group_of(nodeid), []).append(index)
-            self._queue.extend(groups.values())
+            first = {name: self.collection[group[0]] for name, group in groups.items()}
+            self._queue.extend(groups[name] for name in sorted(groups, key=lambda name: -self._cost_of(first[name])))
         for node in self.nodes:
             self._feed(node)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import os
 import sys
 import tempfile
 from collections import Counter
@@ -15,7 +14,6 @@ from typing import Any
 import pytest
 
 from conformance.case import Case
-from conformance.environment import visible_gpus
 from conformance.errors import ConformanceError
 from conformance.expectations.check import Point, every_point
 from conformance.expectations.held import hold
@@ -33,15 +31,6 @@ from conformance.runs.portion import Division, Portion
 
 QUARANTINE = 10  # points of one kernel after which its remaining cases are not started any more
 POINTS = {"crash": 1, "timeout": 3}  # a hang costs a whole time limit, a crash a few seconds
-_GPU_WORKERS = 4
-
-
-def workers_for(devices: Iterable[str]) -> int:
-    """``-n auto``: all cores on the CPU; on GPUs a few processes each, which admission keeps within memory."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if "cuda" not in devices:
-        return cores
-    return max(1, min(cores, _GPU_WORKERS * max(1, len(visible_gpus()))))
 
 
 class Controller:
@@ -56,6 +45,14 @@ class Controller:
         self.scheduler: Any = None
         self.pages: list[Path] = []
         self._points: Counter[str] = Counter()
+
+    def device_bytes(self, nodeid: str) -> float:
+        """Peak bytes on the GPU of the case behind a node id; 0 where it runs on no GPU."""
+        planned = parse_nodeid(nodeid)
+        settings = self.run.settings(planned.arch or next(iter(self.run.archs))) if planned else None
+        if planned is None or settings is None or settings.device != "cuda":
+            return 0
+        return operators()[planned.case.operator].memory(planned.case, settings.sizes)
 
     def check_directory(self) -> None:
         """Raises ConformanceError when no records could be written at the end of the work."""

@@ -215,3 +215,25 @@ def test_real_processes_never_hold_more_than_there_is(tmp_path: Path) -> None:
     assert held == 0
     assert most <= 10  # 13 less the reserve
     assert set(json.loads((tmp_path / "ledger.json").read_text())) == {"capacity"}
+
+
+def test_a_grant_of_a_like_size_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither is memory given back nor the ledger written; a process that outgrew its grant, or needs far less or
+    more, starts afresh."""
+    held, emptied = [0], []
+    one = Admission(tmp_path / "ledger.json", lambda: 100 * GB, lambda: emptied.append(1), lambda: held[0])
+
+    def granted(need: int) -> int:
+        one.acquire(need)
+        ledger: dict[str, int] = json.loads((tmp_path / "ledger.json").read_text())
+        return ledger[str(os.getpid())]
+
+    assert (granted(10 * GB), len(emptied)) == (10 * GB, 1)
+    assert (granted(9 * GB), len(emptied)) == (10 * GB, 1)
+    assert (granted(11 * GB), len(emptied)) == (11 * GB, 2)
+    assert (granted(5 * GB), len(emptied)) == (5 * GB, 3)
+    held[0] = 6 * GB
+    assert (granted(5 * GB), len(emptied)) == (5 * GB, 4)
+    one.release()
+    held[0] = 0
+    assert (granted(5 * GB), len(emptied)) == (5 * GB, 6)

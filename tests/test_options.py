@@ -9,7 +9,7 @@ import pytest
 from _pytest.config import _prepareconfig
 from engine_samples import NAME
 
-from conformance import environment, session
+from conformance import environment, workers
 from conformance.case import Case
 from conformance.errors import ConformanceError, unknown_name
 from conformance.options import OPTIONS, Selection, add_to_argparse, select, with_data
@@ -222,11 +222,11 @@ def test_items_of_one_group_share_their_data() -> None:
 def test_auto_starts_few_workers_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """xdist asks for their number before the plugins are configured."""
     monkeypatch.setattr(environment, "gpu", lambda: environment.Gpu("sm_90", "a GPU", None))
-    monkeypatch.setattr(session, "visible_gpus", lambda: ["0", "1"])
-    monkeypatch.setattr(session.os, "sched_getaffinity", lambda _: range(64))
-    for words, workers in (([], 8), (["--arch", "sm_90,cpu"], 8), (["--arch", "cpu"], 64), (["--arch", "gfx942"], 64)):
+    monkeypatch.setattr(workers, "visible_gpus", lambda: ["0", "1"])
+    monkeypatch.setattr(workers.os, "sched_getaffinity", lambda _: range(64))
+    for words, expected in (([], 8), (["--arch", "sm_90,cpu"], 8), (["--arch", "cpu"], 64), (["--arch", "gfx942"], 64)):
         config = _prepareconfig(["-n", "auto", *words])
         try:
-            assert config.hook.pytest_xdist_auto_num_workers(config=config) == workers
+            assert config.hook.pytest_xdist_auto_num_workers(config=config) == expected
         finally:
             config._ensure_unconfigure()

@@ -316,3 +316,14 @@ def test_items_can_be_taken_from_a_worker() -> None:
     run.scheduler.remove_pending_tests_from_node(run.nodes[0], [1, 2])  # type: ignore[arg-type]
     run.nodes[0].todo = [0, 3]
     assert run.finish() == [item for item in ITEMS if item not in ("a::1", "a::2")]
+
+
+def test_the_largest_groups_are_handed_out_first() -> None:
+    """None of the long ones is left over for the end; equal ones stay in the order of the plan."""
+    run = Run(1, ["a::1", "b::1", "c::1", "c::2", "d::1"])
+    run.scheduler = GroupScheduling(1, group_of, {"a::1": 1, "b::1": 5, "c::1": 9, "c::2": 0, "d::1": 5}.__getitem__)
+    node = run.add()
+    run.collect(node)
+    while run.step(node):
+        pass
+    assert [run.items[index] for index in node.done] == ["c::1", "c::2", "b::1", "d::1", "a::1"]
