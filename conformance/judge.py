@@ -16,7 +16,7 @@ from conformance.diagnosis.diagnose import Allowance
 from conformance.errors import NotSupported
 from conformance.guards import checksum
 from conformance.kernel import Kernel
-from conformance.launch import KernelRaised, Launcher
+from conformance.launch import CaptureFailed, KernelRaised, Launcher
 from conformance.layouts import MAY_REFUSE
 from conformance.operator import Call, Shared
 from conformance.pins import changed
@@ -139,7 +139,10 @@ class Judge:
             if case.get("layout") in MAY_REFUSE and isinstance(error, (ValueError, TypeError)):
                 message = f"rejected, as the contract allows: {error}"
                 return replace(blank, path=REJECTED, level=kernel.promise, message=message)
-            text = f"{case.id} on {kernel.name}: raised {type(error).__name__}: {error}"
+            where = ""
+            if isinstance(raised, CaptureFailed):
+                where = "cannot be captured in a CUDA graph (where that is so by design, declare graph_safe=False): "
+            text = f"{case.id} on {kernel.name}: {where}raised {type(error).__name__}: {error}"
             trace = "".join(traceback.format_exception(error, limit=-12))
             return replace(blank, state="error", kind="exception", message=text, trace=trace)
         return replace(

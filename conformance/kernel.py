@@ -38,10 +38,11 @@ class Kernel:
     runs. supports(params): None, or why a case is not taken. requires(device): None, or why it cannot run on this
     machine. prepare(params, device): compile ahead what a case needs. configs: strings that can be forced
     through the function's ``config`` parameter. repeatable: same bits on every run, for all cases or by
-    their parameters. strided: takes strided and
-    unaligned tensors. native: the paths that are no fallback (default: the kernel's own name); another one that the
-    function reports needs a rule of expectation. route(params, arch): the path and configuration for an architecture
-    that need not be here, NotSupported when it would refuse. lower(params, arch): the code of that configuration.
+    their parameters. strided: takes strided and unaligned tensors. graph_safe: its launches can be captured in a
+    CUDA graph, which fails where it waits for a result. native: the paths that are no fallback (default: the kernel's
+    own name); another one that the function reports needs a rule of expectation. route(params, arch): the path and
+    configuration for an architecture that need not be here, NotSupported when it would refuse. lower(params, arch):
+    the code of that configuration.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Kernel:
     configs: tuple[str, ...] = ()
     repeatable: bool | Callable[[Mapping[str, str]], bool] = True
     strided: bool = False
+    graph_safe: bool = True
     native: tuple[str, ...] = ()
     route: Callable[[Mapping[str, str], Arch], Route] | None = None
     lower: Callable[[Mapping[str, str], Arch], Lowered] | None = None
@@ -151,7 +153,7 @@ def kernel(operator: str, *, promise: str = "within-budget", name: str | None = 
     if promise not in LEVELS:
         raise unknown_name("promise", promise, LEVELS)
     known = {"about", "devices", "supports", "requires", "prepare", "configs", "repeatable", "strided",
-             "native", "route", "lower"}
+             "graph_safe", "native", "route", "lower"}
     for option in options:
         if option not in known:
             raise unknown_name("option of @kernel", option, known)

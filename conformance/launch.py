@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from conformance.errors import unknown_name
+from conformance.errors import NotSupported, unknown_name
 from conformance.formats import bits
 from conformance.guards import GuardedOutput
 from conformance.kernel import Kernel
@@ -25,6 +25,10 @@ REPEATS = 25
 
 class KernelRaised(Exception):
     """A kernel raised; ``__cause__`` is what it raised. Tells its faults from those of the suite."""
+
+
+class CaptureFailed(KernelRaised):
+    """A kernel cannot be captured in a CUDA graph."""
 
 
 @dataclass(frozen=True)
@@ -177,19 +181,35 @@ def _redraw(launcher: Launcher) -> Iterator[Launched]:
         yield Launched(label, call, result, path, 0, damage)
 
 
+def _captured(launcher: Launcher, static: Mapping[str, Any], out: GuardedOutput
+              ) -> tuple[torch.cuda.CUDAGraph, Any, str | None]:
+    """The kernel's launches as a graph, its result and path. Raises CaptureFailed."""
+    graph, raised = torch.cuda.CUDAGraph(), None
+    try:
+        with torch.cuda.graph(graph):
+            try:
+                result, path = launcher.run(static, out)
+            except KernelRaised as error:
+                raised = error.__cause__
+                raise
+    except Exception as error:  # of the end of the capture, when the kernel did not raise what spoiled it
+        raise CaptureFailed from raised or error
+    return graph, result, path
+
+
 def _graph(launcher: Launcher) -> Iterator[Launched]:
     """Captured once, replayed on the same and then on other inputs written to the same addresses. Where there are no
     graphs, on a CPU, the calls are made one by one: what a replay would remember must be remembered by nobody."""
     if launcher.device.type != "cuda":
         yield from _redraw(launcher)
         return
+    if not launcher.kernel.graph_safe:
+        raise KernelRaised from NotSupported("its launches cannot be captured in a graph (it declares graph_safe=False)")
     yield launcher.once("eagerly, before capture", 0)
     out = GuardedOutput.allocate(launcher.call.output, launcher.device)
     out.poison(0)
     static, other = _static(launcher), _other_draw(launcher)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        result, path = launcher.run(static, out)
+    graph, result, path = _captured(launcher, static, out)
     for label, call, poison in (("replayed", launcher.call, 0), ("replayed with new inputs", other, 1)):
         call.set_poison(poison)
         _refill(static, call)
