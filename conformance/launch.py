@@ -204,7 +204,7 @@ def _graph(launcher: Launcher) -> Iterator[Launched]:
         yield from _redraw(launcher)
         return
     if not launcher.kernel.graph_safe:
-        raise KernelRaised from NotSupported("its launches cannot be captured in a graph (it declares graph_safe=False)")
+        raise KernelRaised from NotSupported("it cannot be captured in a graph (graph_safe=False)")
     yield launcher.once("eagerly, before capture", 0)
     out = GuardedOutput.allocate(launcher.call.output, launcher.device)
     out.poison(0)
