@@ -11,7 +11,7 @@ from torch import Tensor
 from conformance.diagnosis.diagnose import Allowance
 from conformance.diagnosis.inquiry import explain
 from conformance.formats import bits
-from conformance.guards import checksum, shares_memory, unwritten
+from conformance.guards import checksum, checksums, shares_memory, unwritten
 from conformance.kernel import LEVELS
 from conformance.launch import Launched, Launcher
 from conformance.operator import Call, Reference, Shared
@@ -76,7 +76,8 @@ def _blamed(verdict: Verdict, subject: Subject) -> Verdict:
     is wrong then as well."""
     call = subject.call
     call.set_poison(1)
-    changed = [name for name, value in subject.sums.items() if checksum(call.arguments[name]) != value]
+    now = checksums({name: call.arguments[name] for name in subject.sums})
+    changed = [name for name, value in subject.sums.items() if now[name] != value]
     if not changed:
         return verdict
     message = f"wrote to its input {', '.join(changed)}"

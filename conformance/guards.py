@@ -15,7 +15,7 @@ from conformance.layouts import BAND
 from conformance.operator import Output
 
 POISON_BYTES = (0xFF, 0x5A, 0x3C)  # NaN in every float format here, a finite value, and a small one for diagnosis
-_ROW = 1024  # words of a checksum row
+_WIDTH = 8 * 8191  # words in a row of a checksum's grid
 
 
 @dataclass(frozen=True)
@@ -73,21 +73,39 @@ def shares_memory(result: Tensor, arguments: Mapping[str, Any]) -> str | None:
 
 
 def checksum(tensor: Tensor) -> int:
-    """A number that moves when a byte of ``tensor``'s storage changes or moves, outside the tensor itself included.
+    """A number that moves when a byte of ``tensor``'s storage changes or moves, outside the tensor itself included."""
+    return checksums({"": tensor})[""]
 
-    Sums of the words in each row of a square-like grid, weighted by row, and in each column, by column. Odd weights
-    make each sum by itself see every change of one word; they stand side by side, since their sum would not.
+
+def checksums(tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    """The checksum of each tensor; the device is waited for once.
+
+    Words are summed in columns of a grid, in one pass over memory, and the sums by odd weights of their own: every
+    change of one word is seen, and every move but those by a multiple of the grid's width, 8 times a prime that is no
+    extent of any tensor.
     """
+    if not tensors:
+        return {}
+    sums = [_sums(tensor) for tensor in tensors.values()]
+    device = sums[0].device
+    pairs = torch.stack([pair.to(device) for pair in sums]).tolist()
+    return {name: words + (tail << 64) for name, (words, tail) in zip(tensors, pairs, strict=True)}
+
+
+def _sums(tensor: Tensor) -> Tensor:
+    """int64 [2]: of whole words, and of the up to seven bytes after them."""
     data = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
     whole = len(data) // 8 * 8
-    words = data[:whole].view(torch.int64)
-    rows = words[: len(words) // _ROW * _ROW].view(-1, _ROW)
-    rest = words[len(rows) * _ROW :]
-    by_row = rows.sum(dim=1) * _odd(len(rows), data.device)
-    by_column = rows.sum(dim=0) * _odd(_ROW, data.device)
-    tail = int((rest * _odd(len(rest), data.device)).sum()) + int(data[whole:].sum())
-    return int(by_row.sum()) + (int(by_column.sum()) << 64) + (tail << 128)
+    words, tail = data[:whole].view(torch.int64), data[whole:]
+    grid = words[: len(words) // _WIDTH * _WIDTH].view(-1, _WIDTH)
+    rest = words[grid.numel() :]
+    odd = _odd(tensor.device)
+    total = (rest * odd[_WIDTH : _WIDTH + len(rest)]).sum()
+    if len(grid):
+        total += (grid.sum(dim=0) * odd[:_WIDTH]).sum()
+    return torch.stack([total, (tail * odd[: len(tail)]).sum()])
 
 
-def _odd(count: int, device: torch.device) -> Tensor:
-    return torch.arange(count, dtype=torch.int64, device=device) * 2 + 1
+@functools.cache
+def _odd(device: torch.device) -> Tensor:
+    return torch.arange(2 * _WIDTH, dtype=torch.int64, device=device) * 2 + 1

@@ -14,7 +14,7 @@ from conformance.case import Case
 from conformance.comparison import Subject, launch_and_compare
 from conformance.diagnosis.diagnose import Allowance
 from conformance.errors import NotSupported
-from conformance.guards import checksum
+from conformance.guards import checksum, checksums
 from conformance.kernel import Kernel
 from conformance.launch import CaptureFailed, KernelRaised, Launcher
 from conformance.layouts import MAY_REFUSE
@@ -120,11 +120,10 @@ class Judge:
 
     def _checksums(self, call: Call) -> dict[str, int]:
         """Checksums before any kernel ran; those of tensors that the group shares are taken once."""
-        return {
-            name: self.shared.get(("checksum", name), functools.partial(checksum, value))
-            if self.shared.holds(value) else checksum(value)
-            for name, value in call.arguments.items() if isinstance(value, Tensor)
-        }
+        tensors = {name: value for name, value in call.arguments.items() if isinstance(value, Tensor)}
+        known = {name: self.shared.get(("checksum", name, id(value)), functools.partial(checksum, value))
+                 for name, value in tensors.items() if self.shared.holds(value)}
+        return known | checksums({name: value for name, value in tensors.items() if name not in known})
 
     def _judged(self, case: Case, kernel: Kernel, subject: Subject, blank: Result) -> Result:
         contract = operator(case.operator)

@@ -447,8 +447,8 @@ def test_the_data_of_a_case_never_changes() -> None:
     call.set_poison(1)
     found = {name: digest(value) for name, value in call.arguments.items()}
     assert found == {
-        "x": "3ff37d8098632de0", "token_topk_to_pos": "b43b4bb36dc3490f",
-        "topk_weights": "77987182c3bd0a92", "x_sf": "1e250d09014b4bc2", "sf": "41a5c66cba91f635",
+        "x": "e37373bfd2b7d0ac", "token_topk_to_pos": "cec16297f5587be8",
+        "topk_weights": "1944949e2c727ae2", "x_sf": "a0df1ab69ba0f442", "sf": "41a5c66cba91f635",
     }
     point = "tokens:37-topk:1-hidden:256-routing:padding-weights:yes-in:bf16-out:bf16-xsf:yes-data:real"
     call = made(next(case for case in edge_cases() if case.name == f"F01-padding/{point}"))
@@ -684,3 +684,25 @@ def test_of_a_slot_only_the_latest_value_is_kept() -> None:
     assert shared.latest("acc", 2, lambda: "two") == "two"
     assert shared.latest("oracle", 1, lambda: "elsewhere") == "elsewhere"
     assert shared.latest("acc", 1, lambda: "again") == "again"
+
+
+def test_another_draw_has_another_routing() -> None:
+    """What a graph is replayed with must differ in its positions; what differs in hidden size or dtype alone must not."""
+    one, two = (made(official(**more)).arguments["token_topk_to_pos"] for more in ({}, {"draw": "2"}))
+    assert one.shape != two.shape or not torch.equal(one, two)
+    assert torch.equal(one, made(official(hidden="4096", **{"in": "fp32"})).arguments["token_topk_to_pos"])
+
+
+def test_cases_of_a_group_share_weights_and_scales() -> None:
+    shared = Shared()
+    shared.enter("one")
+    one, two = (contract().inputs(official(out=out), "reduced", CPU, shared) for out in ("e4m3", "bf16"))
+    for name in ("x", "token_topk_to_pos", "topk_weights", "x_sf"):
+        assert one.arguments[name] is two.arguments[name]
+    unused = torch.ones(len(one.arguments["x"]), dtype=torch.bool)
+    unused[one.arguments["token_topk_to_pos"][one.arguments["token_topk_to_pos"] >= 0].long()] = False
+    assert unused.any()
+    for call, which in ((one, 0), (two, 1), (one, 1), (two, 0)):
+        call.set_poison(which)
+        assert call.arguments["x_sf"][unused].isnan().all() == (which == 0)
+        assert call.arguments["x_sf"][~unused].isfinite().all()

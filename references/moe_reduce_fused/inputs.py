@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,7 +23,7 @@ _WIDE = {"fp32": 40, "bf16": 40, "fp16": 8}  # exponents that rows and their sca
 _PLAIN = ("codes", "small_addends", "overflow")  # data whose scales are all 1
 _SPECIAL_SF = {"zero": 0.0, "negative": -1.5, "tiny": 2.0**-120, "huge": 2.0**90, "nan": math.nan}
 _REDUCED_SEND, _REDUCED_TOKENS = 8, 61  # tokens in the tens, and no multiple of 32
-_CHANGING_ROWS = 4096
+_CHANGING_ROWS = 1024
 _POISON = (float("nan"), 30000.0)  # one that spreads and one that is finite in every input format
 
 
@@ -47,18 +48,27 @@ def memory(case: Case, sizes: str) -> int:
     return x + tokens * hidden * 40 + (6 << 30 if tokens * hidden > 1 << 24 else 64 << 20)
 
 
-def _routing(case: Case, sizes: str, device: torch.device, seed: int) -> tuple[Tensor, int]:
-    topk = case.number("topk")
-    if "tokens" in case.params:
-        tokens = tokens_expected(case, sizes)
-        return routing.pattern(case.get("routing", "shuffled"), tokens, topk, seed, device)
-    reduced = sizes == "reduced"
-    send = min(_REDUCED_SEND, case.number("send")) if reduced else case.number("send")
-    most = _REDUCED_TOKENS if reduced else None
-    ids = routing.expert_parallel(send, topk, case.number("experts"), case.number("ranks"), seed, device, most)
+@functools.lru_cache(maxsize=16)
+def _expert_parallel(
+    send: int, topk: int, experts: int, ranks: int, draw: str, reduced: bool, device: torch.device
+) -> tuple[Tensor, int]:
+    """Positions as upstream's routing gives them, and the number of rows. Drawn once for all cases of a routing row."""
+    routed = {"send": str(send), "topk": str(topk), "experts": str(experts), "ranks": str(ranks), "draw": draw}
+    seed = Case("moe_reduce_fused", routed).seed & 0x7FFFFFFF
+    ids = routing.expert_parallel(
+        min(_REDUCED_SEND, send) if reduced else send, topk, experts, ranks, seed, device,
+        _REDUCED_TOKENS if reduced else None)
     if reduced and len(ids) % 32 == 0:
         ids = ids[:-1]
     return routing.expanded_positions(ids), len(ids) * topk
+
+
+def _routing(case: Case, sizes: str, device: torch.device, seed: int) -> tuple[Tensor, int]:
+    if "tokens" in case.params:
+        tokens = tokens_expected(case, sizes)
+        return routing.pattern(case.get("routing", "shuffled"), tokens, case.number("topk"), seed, device)
+    send, topk, experts, ranks = (case.number(key) for key in ("send", "topk", "experts", "ranks"))
+    return _expert_parallel(send, topk, experts, ranks, case.get("draw"), sizes == "reduced", device)
 
 
 def _scales(regime: str, shape: tuple[int, ...], seed: int, device: torch.device, signed: bool) -> Tensor:
@@ -101,23 +111,31 @@ def inputs(case: Case, sizes: str, device: torch.device, shared: Shared) -> Call
     x = shared.get(("x", seed, sizes), build_x)
     unused = shared.get(("unused", seed, sizes), lambda: _unused_rows(positions, rows))
     arguments: Arguments = {"x": x, "token_topk_to_pos": positions, "topk_weights": None, "x_sf": None, "sf": None}
-    if case.get("weights") == "yes":
+
+    def build_weights() -> Tensor:
         weights = _weights(data, _scales(regime, tuple(positions.shape), seed + 2, device, signed=False))
         if wide is not None and case.get("xsf") != "yes":
             weights *= torch.exp2(wide.float())[positions.clamp(min=0).long()]
-        arguments["topk_weights"] = placed(weights)
-    if case.get("xsf") == "yes":
+        return placed(weights)
+
+    def build_x_sf() -> Tensor:
         x_sf = _row_scales(data, _scales(regime, (rows,), seed + 3, device, signed=True))
         if wide is not None:
             x_sf *= torch.exp2(wide.float())
-        arguments["x_sf"] = placed(x_sf[:, None])[:, 0] if all_strided else placed(x_sf)
+        return placed(x_sf[:, None])[:, 0] if all_strided else placed(x_sf)
+
+    if case.get("weights") == "yes":
+        key = ("weights", seed, sizes, case.get("poison"), wide is not None and case.get("xsf"))
+        arguments["topk_weights"] = shared.get(key, build_weights)
+    if case.get("xsf") == "yes":
+        arguments["x_sf"] = shared.get(("x_sf", seed, sizes), build_x_sf)
     if target == "e4m3" and case.get("sf", "given") != "none":
         arguments["sf"] = placed(_output_scale(case, regime, seed, device))
     sf, padding = arguments["sf"], positions < 0
     form = replace(output(arguments, FORMATS[target].dtype), gap=GAP if all_strided else 0)
     empty = padding.all(dim=1) if sf is None or float(sf) > 0 else None
     poison = _poison(arguments, unused, padding if case.get("poison") == "weights" else None, shared.get(
-        ("poison", seed, sizes), dict[str, int]))
+        ("poison", seed, sizes), dict[int, int]))
     return Call(case, arguments, form, poison, regime, empty)
 
 
@@ -148,31 +166,31 @@ def _row_scales(data: str, drawn: Tensor) -> Tensor:
 
 
 def _poison(
-    arguments: Arguments, unused: Tensor, padding: Tensor | None, in_x: dict[str, int]
+    arguments: Arguments, unused: Tensor, padding: Tensor | None, standing: dict[int, int]
 ) -> Callable[[int], None]:
     """The call's ``set_poison``: unused rows of x and x_sf, and weights of padding slots where ``padding`` is given.
 
     All unused rows of x hold NaN; the second poison goes to a spread of them, which costs far less at official
-    sizes. ``in_x`` tells, over all calls that share x, which poison stands there. What stands already is not
-    written again, so that a kernel's own writes to these places show in the checksum.
+    sizes. ``standing`` tells, over all calls that share tensors, which poison stands in a tensor, by its id. What
+    stands already is not written again, so that a kernel's own writes to these places show in the checksum.
     """
     x, x_sf, weights = arguments["x"], arguments["x_sf"], arguments["topk_weights"]
     changing = unused[:: max(1, len(unused) // _CHANGING_ROWS)]
-    here: dict[str, int] = {}
+
+    def stands(tensor: Tensor, which: int) -> bool:
+        before, standing[id(tensor)] = standing.get(id(tensor)), which
+        return before == which
 
     def set_poison(which: int) -> None:
-        poison = _POISON[which] if which < len(_POISON) else (unused % 61 + 3).float()  # each row its own
-        if "now" not in in_x:
+        known = which < len(_POISON)  # of the third one each row has its own
+        if id(x) not in standing:
             x[unused] = _POISON[0]
-        if in_x.get("now") != which:
-            x[changing] = poison if which < len(_POISON) else (changing % 61 + 3).to(x.dtype)[:, None]
-            in_x["now"] = which
-        if here.get("now") != which:
-            if x_sf is not None:
-                x_sf[unused] = poison
-            if padding is not None and weights is not None:
-                weights.masked_fill_(padding, _POISON[which] if which < len(_POISON) else 5.0)
-            here["now"] = which
+        if not stands(x, which):
+            x[changing] = _POISON[which] if known else (changing % 61 + 3).to(x.dtype)[:, None]
+        if x_sf is not None and not stands(x_sf, which):
+            x_sf[unused] = _POISON[which] if known else (unused % 61 + 3).float()
+        if padding is not None and weights is not None and not stands(weights, which):
+            weights.masked_fill_(padding, _POISON[which] if known else 5.0)
 
     return set_poison
 
