@@ -5,6 +5,7 @@ Each way returns the results that must all be right, labelled, for the engine to
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -184,17 +185,27 @@ def _redraw(launcher: Launcher) -> Iterator[Launched]:
 def _captured(launcher: Launcher, static: Mapping[str, Any], out: GuardedOutput
               ) -> tuple[torch.cuda.CUDAGraph, Any, str | None]:
     """The kernel's launches as a graph, its result and path. Raises CaptureFailed."""
-    graph, raised = torch.cuda.CUDAGraph(), None
+    graph, pool, raised = torch.cuda.CUDAGraph(), torch.cuda.MemPool(), None
     try:
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, pool=pool.id):  # type: ignore[arg-type]  # torch's own way of naming a pool
             try:
                 result, path = launcher.run(static, out)
             except KernelRaised as error:
                 raised = error.__cause__
                 raise
     except Exception as error:  # of the end of the capture, when the kernel did not raise what spoiled it
+        _end_allocating(launcher.device, pool)
         raise CaptureFailed from raised or error
     return graph, result, path
+
+
+def _end_allocating(device: torch.device, pool: torch.cuda.MemPool) -> None:
+    """Undo what a failed capture leaves behind in torch: its allocator takes the capture for unfinished, and gives no
+    memory of any kind back to the device. There is no public way."""
+    end = getattr(torch._C, "_cuda_endAllocateToPool", None)
+    if end is not None:
+        with contextlib.suppress(RuntimeError):
+            end(device.index or 0, pool.id)
 
 
 def _graph(launcher: Launcher) -> Iterator[Launched]:

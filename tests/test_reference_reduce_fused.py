@@ -687,7 +687,7 @@ def test_of_a_slot_only_the_latest_value_is_kept() -> None:
 
 
 def test_another_draw_has_another_routing() -> None:
-    """What a graph is replayed with must differ in its positions; what differs in hidden size or dtype alone must not."""
+    """What a graph is replayed with differs in its positions; what differs in hidden size or dtype alone does not."""
     one, two = (made(official(**more)).arguments["token_topk_to_pos"] for more in ({}, {"draw": "2"}))
     assert one.shape != two.shape or not torch.equal(one, two)
     assert torch.equal(one, made(official(hidden="4096", **{"in": "fp32"})).arguments["token_topk_to_pos"])
