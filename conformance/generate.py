@@ -73,15 +73,25 @@ def fill_rows(target: Tensor, kind: str, seed: int, first: int = 0) -> Tensor:
 
     Distinct rows below POOL start at distinct offsets (an odd multiplier permutes a power-of-two ring).
     """
-    rows, width = target.shape
-    if width > WINDOW:
-        raise ValueError(f"fill_rows: width {width} exceeds the window of {WINDOW}")
-    pool = _pool(kind, target.dtype, target.device)
-    index = torch.arange(first, first + rows, dtype=torch.int64, device=target.device)
-    offsets = (index * (0x9E3779B1 | 1) + seed) & (POOL - 1)
-    windows = pool.as_strided((POOL, width), (1, 1))
+    index = torch.arange(first, first + len(target), dtype=torch.int64, device=target.device)
+    windows, offsets = _windows(target, kind, seed, index)
     if target.is_contiguous():
         torch.index_select(windows, 0, offsets, out=target)
     else:
         target.copy_(windows[offsets])
     return target
+
+
+def fill_some_rows(target: Tensor, kind: str, seed: int, rows: Tensor) -> None:
+    """Fill the rows int64 [n] of ``target`` as ``fill_rows`` would, and leave the others as they are."""
+    windows, offsets = _windows(target, kind, seed, rows)
+    target[rows] = windows[offsets]
+
+
+def _windows(target: Tensor, kind: str, seed: int, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """All windows [POOL, width] over the pool of the target's dtype, and those of the rows [n]."""
+    width = target.shape[1]
+    if width > WINDOW:
+        raise ValueError(f"fill_rows: width {width} exceeds the window of {WINDOW}")
+    pool = _pool(kind, target.dtype, target.device)
+    return pool.as_strided((POOL, width), (1, 1)), (rows * (0x9E3779B1 | 1) + seed) & (POOL - 1)

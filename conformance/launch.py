@@ -76,7 +76,7 @@ class Launcher:
         return Launched(label, self.call, result, path, poison, self.damage(out, poison), config)
 
     def run(
-        self, arguments: Mapping[str, Any], out: GuardedOutput, config: str | None = None
+        self, arguments: Mapping[str, Any], out: GuardedOutput, config: str | None = None, validate: bool = True
     ) -> tuple[Any, str | None]:
         """The kernel's result and path, with torch's settings put back. Raises KernelRaised.
 
@@ -84,7 +84,7 @@ class Launcher:
         """
         try:
             with torch_settings_kept():
-                result, path = self.kernel.run(arguments, out.tensor.detach(), config)
+                result, path = self.kernel.run(arguments, out.tensor.detach(), config, validate)
         except Exception as error:
             raise KernelRaised from error
         return (out.tensor if self.kernel.fills_out else result), path
@@ -189,7 +189,7 @@ def _captured(launcher: Launcher, static: Mapping[str, Any], out: GuardedOutput
     try:
         with torch.cuda.graph(graph, pool=pool.id):  # type: ignore[arg-type]  # torch's own way of naming a pool
             try:
-                result, path = launcher.run(static, out)
+                result, path = launcher.run(static, out, validate=False)  # it was, when launched eagerly
             except KernelRaised as error:
                 raised = error.__cause__
                 raise

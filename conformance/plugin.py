@@ -20,7 +20,7 @@ from conformance.isolation import CrashLog
 from conformance.items import RUN, CaseItem, MatrixFile, clipped
 from conformance.progress import few_listed
 from conformance.registry import ROOT, kernels, matrix_files, put_checkout_first
-from conformance.run import Run, bind_gpu
+from conformance.run import Run, bind_gpu, start_device
 from conformance.runs.portion import Division, Portion, handed_on, read_portion, report_division
 from conformance.session import Controller
 from conformance.workers import CONTROLLER, XdistHooks, let_workers_be_replaced
@@ -82,6 +82,8 @@ def pytest_configure(config: pytest.Config) -> None:
         from conformance.environment import chosen_archs
 
         archs = chosen_archs(selection.archs)
+        if _is_worker(config) and "cuda" in archs.values():
+            start_device()
         for of in selection.matrices():
             kernels(of.operator, selection.kernels)
         config.stash[RUN] = Run(selection, archs, limit, log, shared, place, vacuity)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+import threading
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -208,3 +210,15 @@ def bind_gpu(index: int) -> None:
     names = visible_gpus()
     if len(names) > 1:
         os.environ["CUDA_VISIBLE_DEVICES"] = names[index % len(names)]
+
+
+def start_device() -> None:
+    """Let the GPU's context, which takes a second, be made while this process imports and plans. What goes wrong goes
+    wrong again, and is reported, where the GPU is used."""
+    import torch
+
+    def first_use() -> None:
+        with contextlib.suppress(Exception):
+            torch.zeros(1, device="cuda")
+
+    threading.Thread(target=first_use, name="first use of the GPU", daemon=True).start()

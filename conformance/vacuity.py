@@ -64,21 +64,23 @@ class _Window:
     rows: OracleRows
 
 
-def _window(call: Call, reference: Reference, chunk: OracleRows, start: int, stop: int) -> _Window:
+def _window(call: Call, reference: Reference, chunk: OracleRows, start: int, stop: int, device: torch.device
+            ) -> _Window:
     """Rows [start, stop) of a chunk of the oracle."""
-    rows = OracleRows(0, stop - start, chunk.value[start:stop], chunk.error[start:stop])
+    rows = OracleRows(0, stop - start, chunk.value[start:stop].to(device), chunk.error[start:stop].to(device))
     here = slice(chunk.start + start, chunk.start + stop)
     fixed = call.bitwise_rows
-    return _Window(replace(call, bitwise_rows=None if fixed is None else fixed[here]),
-                   Reference(reference.golden[here], lambda: iter((rows,)), reference.published), rows)
+    return _Window(replace(call, bitwise_rows=None if fixed is None else fixed[here].to(device)),
+                   Reference(reference.golden[here].to(device), lambda: iter((rows,)), reference.published), rows)
 
 
 def _windows(call: Call, reference: Reference) -> Iterator[_Window]:
-    """Windows in the middle, at the start and at the end of the first chunk of the oracle."""
+    """Windows in the middle, at the start and at the end of the first chunk of the oracle, on the CPU: for so few
+    elements a GPU's launches and synchronisations take longer."""
     chunk = next(iter(reference.oracle()))
     count = chunk.stop - chunk.start
     for start in dict.fromkeys((max(0, count // 2 - 2), 0, max(0, count - _WINDOW))):
-        yield _window(call, reference, chunk, start, min(count, start + _WINDOW))
+        yield _window(call, reference, chunk, start, min(count, start + _WINDOW), torch.device("cpu"))
 
 
 def _largest_window(call: Call, reference: Reference) -> _Window:
@@ -87,7 +89,7 @@ def _largest_window(call: Call, reference: Reference) -> _Window:
     if reference.golden.numel() <= _MILLIONS:
         return _Window(call, reference, chunk)
     count = max(1, _MILLIONS * len(reference.golden) // reference.golden.numel())
-    return _window(call, reference, chunk, 0, min(count, chunk.stop - chunk.start))
+    return _window(call, reference, chunk, 0, min(count, chunk.stop - chunk.start), reference.golden.device)
 
 
 def _passes(window: _Window, change: Callable[[Tensor], Tensor]) -> bool | None:

@@ -1,7 +1,8 @@
 """Value patterns: what stands in the rows that slots refer to.
 
 Each pattern fills ``x`` [rows, width] in place, given the positions [tokens, topk] (-1 = padding) that refer to
-its rows. "real" and "exact" are the two regimes every tier has; the others aim at one kind of fault each.
+its rows. "real" and "exact" are the two regimes every tier has; the others aim at one kind of fault each. Rows that
+no slot refers to are left as they are by the patterns of ``SPARSE``, and filled by the others.
 """
 
 from __future__ import annotations
@@ -13,15 +14,20 @@ from torch import Tensor
 
 from conformance.errors import unknown_name
 from conformance.formats import FORMATS, format_of
-from conformance.generate import fill_rows, integers
+from conformance.generate import fill_rows, fill_some_rows, integers
 
 
 def _real(x: Tensor, positions: Tensor, seed: int) -> None:
-    fill_rows(x, "real", seed)
+    fill_some_rows(x, "real", seed, _referenced(positions))
 
 
 def _exact(x: Tensor, positions: Tensor, seed: int) -> None:
-    fill_rows(x, "exact", seed)
+    fill_some_rows(x, "exact", seed, _referenced(positions))
+
+
+def _referenced(positions: Tensor) -> Tensor:
+    """Rows int64 [n] that slots refer to: of large expert-parallel inputs a tenth."""
+    return positions[positions >= 0].long()
 
 
 def _coded(x: Tensor, positions: Tensor, seed: int) -> None:
@@ -129,6 +135,7 @@ PATTERNS: dict[str, Callable[[Tensor, Tensor, int], None]] = {
     "codes": _codes,
     "tiny": _tiny,
 }
+SPARSE = frozenset({"real", "wide", "exact"})
 EXACT = frozenset({"exact", "coded", "codes", "small_addends", "zeros", "negative_zeros"})
 
 

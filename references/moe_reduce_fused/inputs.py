@@ -104,12 +104,14 @@ def inputs(case: Case, sizes: str, device: torch.device, shared: Shared) -> Call
     def build_x() -> Tensor:
         x = place((rows, hidden), SOURCES[source], device, "strided" if all_strided else layout)
         values.fill(x, data, positions, seed)
+        if data not in values.SPARSE:
+            x[unused] = _POISON[0]
         if wide is not None:
             x *= torch.exp2(-wide.float()).to(x.dtype)[:, None]
         return x
 
-    x = shared.get(("x", seed, sizes), build_x)
     unused = shared.get(("unused", seed, sizes), lambda: _unused_rows(positions, rows))
+    x = shared.get(("x", seed, sizes), build_x)
     arguments: Arguments = {"x": x, "token_topk_to_pos": positions, "topk_weights": None, "x_sf": None, "sf": None}
 
     def build_weights() -> Tensor:
@@ -170,9 +172,9 @@ def _poison(
 ) -> Callable[[int], None]:
     """The call's ``set_poison``: unused rows of x and x_sf, and weights of padding slots where ``padding`` is given.
 
-    All unused rows of x hold NaN; the second poison goes to a spread of them, which costs far less at official
-    sizes. ``standing`` tells, over all calls that share tensors, which poison stands in a tensor, by its id. What
-    stands already is not written again, so that a kernel's own writes to these places show in the checksum.
+    All unused rows of x hold NaN from the start; the second poison goes to a spread of them, which costs far less at
+    official sizes. ``standing`` tells, over all calls that share tensors, which poison stands in a tensor, by its id.
+    What stands already is not written again, so that a kernel's own writes to these places show in the checksum.
     """
     x, x_sf, weights = arguments["x"], arguments["x_sf"], arguments["topk_weights"]
     changing = unused[:: max(1, len(unused) // _CHANGING_ROWS)]
@@ -183,8 +185,6 @@ def _poison(
 
     def set_poison(which: int) -> None:
         known = which < len(_POISON)  # of the third one each row has its own
-        if id(x) not in standing:
-            x[unused] = _POISON[0]
         if not stands(x, which):
             x[changing] = _POISON[which] if known else (changing % 61 + 3).to(x.dtype)[:, None]
         if x_sf is not None and not stands(x_sf, which):

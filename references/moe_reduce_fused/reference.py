@@ -37,6 +37,11 @@ class _Chunk:
     valid: Tensor
     terms: tuple[_Terms, ...]
 
+    @property
+    def full(self) -> bool:
+        """Whether no token consists of padding slots only."""
+        return bool(self.terms) and self.terms[0].token is None
+
 
 def _chunks(arguments: Arguments) -> list[_Chunk]:
     """Token ranges whose fp64 temporaries stay in cache on a CPU, and fill a GPU with few launches."""
@@ -76,17 +81,19 @@ def _scale(arguments: Arguments, chunk: _Chunk, terms: _Terms) -> tuple[Tensor |
 def accumulate(arguments: Arguments, chunks: Sequence[_Chunk] | None = None) -> Tensor:
     """fp32 [T, H]: the accumulator after the last slot, before sf and the cast."""
     x, positions = arguments["x"], arguments["token_topk_to_pos"]
-    acc = torch.zeros((positions.shape[0], x.shape[1]), dtype=torch.float32, device=x.device)
-    one = torch.ones((1, 1), dtype=torch.float32, device=x.device)
+    acc = torch.empty((positions.shape[0], x.shape[1]), dtype=torch.float32, device=x.device)
+    one, zero = (value((1, 1), dtype=torch.float32, device=x.device) for value in (torch.ones, torch.zeros))
     for chunk in _chunks(arguments) if chunks is None else chunks:
         part = acc[chunk.start : chunk.stop]
+        if not chunk.full:
+            part.zero_()
         for terms in chunk.terms:
             weight, x_sf = _scale(arguments, chunk, terms)
             scale = one if weight is None else weight
             scale = scale if x_sf is None else scale * x_sf
             value = x.index_select(0, terms.row).float()
             if terms.token is None:
-                fma(value, scale, part, out=part)
+                fma(value, scale, zero.expand_as(part) if terms is chunk.terms[0] else part, out=part)
             else:
                 part.index_copy_(0, terms.token, fma(value, scale, part.index_select(0, terms.token)))
     return acc
@@ -96,7 +103,9 @@ def finish(acc: Tensor, arguments: Arguments, dtype: torch.dtype) -> Tensor:
     """The accumulator [T, H] times sf, cast to ``dtype``; a token with only padding slots is +0 for every sf."""
     if arguments["sf"] is not None:
         empty = (arguments["token_topk_to_pos"] < 0).all(dim=1, keepdim=True)
-        acc = (acc * arguments["sf"]).masked_fill(empty, 0.0)
+        acc = acc * arguments["sf"]
+        if bool(empty.any()):
+            acc.masked_fill_(empty, 0.0)
     return cast(acc, dtype)
 
 
@@ -128,7 +137,9 @@ def oracle(arguments: Arguments, chunks: Sequence[_Chunk] | None = None) -> Iter
     """
     x = arguments["x"]
     for chunk in _chunks(arguments) if chunks is None else chunks:
-        total, magnitude = _zeros(chunk, x, torch.float64), _zeros(chunk, x, torch.float32)
+        total, magnitude = ((torch.empty if chunk.full else torch.zeros)(
+            (chunk.stop - chunk.start, x.shape[1]), dtype=dtype, device=x.device
+        ) for dtype in (torch.float64, torch.float32))
         for terms in chunk.terms:
             weight, x_sf = _scale(arguments, chunk, terms)
             scale = torch.ones((1, 1), dtype=torch.float64, device=x.device) if weight is None else weight.double()
@@ -149,16 +160,12 @@ def oracle(arguments: Arguments, chunks: Sequence[_Chunk] | None = None) -> Iter
         yield OracleRows(chunk.start, chunk.stop, total, error)
 
 
-def _zeros(chunk: _Chunk, x: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.zeros((chunk.stop - chunk.start, x.shape[1]), dtype=dtype, device=x.device)
-
-
 def _scaled(rows: OracleRows, sf: Tensor | None) -> OracleRows:
     """The rows times sf, exactly in value and upwards in error."""
     if sf is None:
         return rows
-    factor = sf.abs() * (1 + 2.0**-20)
-    return OracleRows(rows.start, rows.stop, rows.value * sf.double(), rows.error * factor + _SMALLEST)
+    factor, least = sf.abs() * (1 + 2.0**-20), torch.full_like(sf, _SMALLEST)
+    return OracleRows(rows.start, rows.stop, rows.value * sf.double(), torch.addcmul(least, rows.error, factor))
 
 
 def reference(call: Call, shared: Shared) -> Reference:
