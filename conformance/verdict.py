@@ -12,9 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from conformance.formats import Format, bits, format_of
+from conformance.formats import FORMATS, Format, bits, format_of
 from conformance.kernel import LEVELS
 from conformance.operator import Call, OracleRows, Output, Reference
+
+_FLOAT = FORMATS["fp32"]
 
 
 @dataclass(frozen=True)
@@ -164,7 +166,8 @@ def _unsettled(result: Tensor, rows: OracleRows, tally: _Tally, published: float
         error = (result.float() if form.name == "e4m3" else result).sub(expected)
         margin = 2.0 ** (form.precision - 23)  # what rounding the exact value to fp32 can hide, in half ULPs
     power = expected.view(torch.int32).bitwise_and_(0x7F800000).view(torch.float32)  # 2**floor(log2 |expected|)
-    power.clamp_(min=2.0**form.minimum_exponent)
+    if form.minimum_exponent > _FLOAT.minimum_exponent:  # else what is below the normal range gets a smaller budget
+        power.clamp_(min=2.0**form.minimum_exponent)
     budget = torch.add(rows.error, power, alpha=2.0**-form.precision, out=power)
     largest = _largest(error)
     fractions = error.div_(budget)

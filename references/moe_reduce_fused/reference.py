@@ -137,26 +137,28 @@ def oracle(arguments: Arguments, chunks: Sequence[_Chunk] | None = None) -> Iter
     """
     x = arguments["x"]
     for chunk in _chunks(arguments) if chunks is None else chunks:
-        total, magnitude = ((torch.empty if chunk.full else torch.zeros)(
-            (chunk.stop - chunk.start, x.shape[1]), dtype=dtype, device=x.device
-        ) for dtype in (torch.float64, torch.float32))
+        shape = (chunk.stop - chunk.start, x.shape[1])
+        total = magnitude = None
         for terms in chunk.terms:
             weight, x_sf = _scale(arguments, chunk, terms)
             scale = torch.ones((1, 1), dtype=torch.float64, device=x.device) if weight is None else weight.double()
             scale = scale if x_sf is None else scale * x_sf.double()  # exact: 24 + 24 bits
-            value = x.index_select(0, terms.row)
-            term, size = value * scale, (value.float() * scale.float()).abs_()
-            if terms.token is not None:
-                total.index_add_(0, terms.token, term)
-                magnitude.index_add_(0, terms.token, size)
-            elif terms is chunk.terms[0]:
-                total, magnitude = term, size
-            else:
+            term = x.index_select(0, terms.row) * scale
+            size = term.float().abs_()
+            if total is None or magnitude is None:
+                total, magnitude = (part if terms.token is None else part.new_zeros(shape).index_copy_(
+                    0, terms.token, part) for part in (term, size))
+            elif terms.token is None:
                 total += term
                 magnitude += size
+            else:
+                total.index_add_(0, terms.token, term)
+                magnitude.index_add_(0, terms.token, size)
+        if total is None or magnitude is None:  # padding slots only
+            total, magnitude = (torch.zeros(shape, dtype=d, device=x.device) for d in (torch.float64, torch.float32))
         roundings = chunk.valid[:, None].double() + 2
         relative = roundings * _U / (1 - roundings * _U) * (1 + 2.0**-16)  # S itself was summed in fp32
-        error = magnitude.mul_(relative.float()).add_(roundings.float() * _SMALLEST)
+        error = torch.addcmul(roundings.float() * _SMALLEST, magnitude, relative.float())
         yield OracleRows(chunk.start, chunk.stop, total, error)
 
 
