@@ -65,7 +65,9 @@ def launch_and_compare(launcher: Launcher, subject: Subject, allowance: Allowanc
             return explain(found, launcher, launched, reference, subject.reference, allowance), launched.path
         passed.append(found)
         if launched.call is call:
-            firsts.setdefault(launched.config, (launched, launched.result.clone()))
+            # its own buffer when the kernel fills one; what a kernel returns it may write to again
+            kept = launched.result if kernel.fills_out else launched.result.clone()
+            firsts.setdefault(launched.config, (launched, kept))
     verdict = max(passed, key=lambda one: (LEVELS.index(one.level or ""), one.budget_fraction or 0.0))
     fallbacks = [path for path in paths if path not in kernel.native_paths]  # None too: a launch that did not say
     return _blamed(verdict, subject), next(iter([*fallbacks, *paths]), None)
