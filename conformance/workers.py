@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from conformance.errors import ConformanceError
-from conformance.isolation import Death, exit_status, read_death
+from conformance.isolation import Death, end_leftovers, exit_status, read_death
 from conformance.plan import group_of, parse_nodeid
 from conformance.runs.portion import hand_on, reported_division
 from conformance.session import Controller, workers_for
@@ -120,7 +120,9 @@ class XdistHooks:
         name = node.gateway.id
         process = getattr(getattr(node.gateway, "_io", None), "popen", None)
         stack = Path(node.config.conformance_tmp.name) / f"{name}.stack"
-        return read_death(name, stack, self._controller.run.case_timeout, exit_status(process))
+        death = read_death(name, stack, self._controller.run.case_timeout, exit_status(process))
+        end_leftovers({"PYTEST_XDIST_TESTRUNUID": node.workerinput["testrunuid"], "PYTEST_XDIST_WORKER": name})
+        return death
 
 
 def _stop_at_maxfail(config: pytest.Config) -> None:

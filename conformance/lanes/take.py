@@ -136,14 +136,13 @@ class Lanes:
         return self._assemble(lowered, uses)
 
     def _assemble(self, lowered: Lowered, uses: dict[str, Any]) -> dict[str, Any]:
-        program, missing = assembly.assembler(lowered)
-        if missing:
-            return {"lane": "lower", "stopped": f"not assembled: {missing}", "resources": uses}
-        found = assembly.assemble(lowered, program, self.seconds)
+        found = assembly.assemble(lowered, self.seconds)
+        if isinstance(found, assembly.NotAssembled):
+            return {"lane": "lower", "stopped": f"not assembled: {found.reason}", "resources": uses}
         if isinstance(found, Failure):
             return _failed(found, "lower", f"assembling {uses['config']} for {self.arch.name}") | {"resources": uses}
-        uses |= found
-        uses["shared_bytes"] = max(uses["shared_bytes"], lowered.dynamic_shared + found.get("static_shared", 0))
+        uses |= {**found.figures, "assembler": found.by}
+        uses["shared_bytes"] = max(uses["shared_bytes"], lowered.dynamic_shared + found.figures.get("static_shared", 0))
         too_much = beyond(uses, self.arch)
         if too_much:
             over = Failure("soft-error", f"{uses['config']} was assembled, but {too_much}")
