@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
+from conformance.applies import why_not_meant
 from conformance.arch import Arch
 from conformance.case import Case
 from conformance.disk_cache import cache_dir, hold
@@ -16,7 +17,6 @@ from conformance.errors import NotSupported
 from conformance.kernel import Kernel
 from conformance.lanes import assembly, lowering
 from conformance.lanes.resources import beyond, unknown_limits, used
-from conformance.registry import matrix
 from conformance.result import REJECTED, Result, Settings, blank_result, refusal
 from conformance.route import Failure, Lowered, Route
 
@@ -38,9 +38,9 @@ def not_routed(case: Case, kernel: Kernel, arch: Arch) -> str | None:
     """Why nothing can be said of the case on this kernel and architecture, or None."""
     if arch.device not in kernel.devices:
         return f"{kernel.name} runs on {' or '.join(kernel.devices)}"
-    wanted = matrix(case.operator).devices(case)
-    if wanted and arch.device not in wanted:
-        return f"{case.family} needs {' or '.join(wanted)}"
+    reason = why_not_meant(case, arch)
+    if reason:
+        return reason
     if kernel.route is None:
         return f"{arch.name} is not here, and {kernel.name} says nothing of it (@kernel(route=...))"
     return None
