@@ -5,6 +5,7 @@ These hooks exist only where xdist is installed and not switched off.
 
 from __future__ import annotations
 
+import functools
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from conformance import ahead
 from conformance.errors import ConformanceError
 from conformance.isolation import Death, end_leftovers, exit_status, read_death
 from conformance.plan import group_of, parse_nodeid
@@ -78,6 +80,8 @@ class XdistHooks:
         try:
             division = reported_division(Path(node.config.conformance_tmp.name), node.gateway.id)
             self._controller.start(ids, len(node.config.getoption("tx")), division)
+            folder = Path(node.config.conformance_tmp.name)
+            self._controller.display.watch(functools.partial(ahead.so_far, folder))
         except ConformanceError as error:
             pytest.exit(str(error), returncode=pytest.ExitCode.USAGE_ERROR)
 
