@@ -148,7 +148,8 @@ def _new_rules(silent: Sequence[Line], results: Sequence[Line], arch: str = "") 
                 match[key] = values
         spelled = ", ".join(f"{key} = {_toml(values)}" for key, values in match.items())
         today = datetime.date.today()
-        remark = _unseen(match, [r for r in results if (r["operator"], r["kernel"]) == (members[0]["operator"], kernel)])
+        same = [r for r in results if (r["operator"], r["kernel"]) == (members[0]["operator"], kernel)]
+        remark = _unseen(match, same)
         found += ["", *remark, "[[expect]]", f"match = {{ {spelled} }}", *([f'arch = ["{arch}"]'] if arch else []),
                   'expect = "fallback"', f"path = {_toml([str(path)])}",
                   f'reason = "{FILL_IN}: why this is right"', f'source = "{FILL_IN}"', f'since = "{today}"',
