@@ -9,7 +9,7 @@ from torch import Tensor
 
 from references.moe_gemm_2stage.operands import Operand
 from references.moe_gemm_2stage.rounding import round_out
-from references.moe_gemm_2stage.stages import Routes, dot
+from references.moe_gemm_2stage.stages import Routes, totals
 
 _LOG2_E = math.log2(math.e)
 
@@ -21,7 +21,7 @@ def silu(x: Tensor) -> Tensor:
 
 def scaled_sums(rows: Operand, weights: Operand, routes: Routes) -> Tensor:
     """fp32 [T, k, N]: the exact sum rounded once, times the channel's scale, times the row's."""
-    acc = dot(rows, weights, routes).total.float()
+    acc = totals(rows, weights, routes).float()
     if weights.scale is not None:
         acc = acc * weights.scale[routes.ids.clamp(min=0).long()]
     return acc if rows.scale is None else acc * rows.scale[..., None]
