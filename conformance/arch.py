@@ -20,7 +20,8 @@ FACTS: Mapping[str, tuple[type, str]] = {
     "vector_bytes": (int, "bytes of the widest global memory access of one lane"),
     "fp8": (str, "8-bit floats in hardware: none, ocp (e4m3fn, max 448) or fnuz (max 240, 0x80 = NaN)"),
     "fp4": (bool, "4-bit floats (e2m1) in matrix instructions"),
-    "mma": (dict, "matrix instructions by 'inputs MxNxK accumulator'"),
+    "mma": (dict, "matrix instructions by 'inputs MxNxK accumulator': mma.sync or MFMA, any other kind by its name, as "
+            "'bf16 wgmma 64xNx16 f32' or 'bf16 wmma 16x16x16 f32'"),
     "atomics": (dict, "atomic additions in memory, by name"),
     "async_copies": (dict, "copies from global to shared memory that pass no register, by name"),
 }
@@ -41,7 +42,8 @@ class Arch:
 
     device: the kind of torch device it is ("cpu" or "cuda", which is also ROCm's). language: what kernels are
     generated in ("c", "cuda", "hip"). target: TileLang's target, empty when TileLang has none for it. rules: what is
-    expected of kernels on it.
+    expected of kernels on it. skips: which cases are not meant for it, of which only ``match``, ``facts`` and
+    ``reason`` count.
     """
 
     name: str
@@ -51,6 +53,7 @@ class Arch:
     target: Mapping[str, str] = field(default_factory=dict)
     facts: Mapping[str, Fact] = field(default_factory=dict)
     rules: tuple[Expectation, ...] = ()
+    skips: tuple[Expectation, ...] = ()
 
     def fact(self, name: str) -> Any:
         """The value of a fact, None when it is unknown. ``atomics.red_add_bf16x2`` asks for one entry of a table."""

@@ -34,7 +34,8 @@ Cases are run by pytest: 'pytest -n auto' runs the default tiers, 'pytest --help
 
 _LIST = """\
 Without --operator, --tier, --data, --case or a format: an overview of operators, tiers, edge families and kernels.
-Otherwise the selected cases, one id per line; the default are the tiers that pytest runs.
+Otherwise the selected cases, one id per line; the default are the tiers that pytest runs. With --arch only those that
+are meant for one of the architectures; how many are not, and why, goes to stderr.
 """
 _SHOW = """\
 Parameters, tiers and edge family of a case, shapes and dtypes at both sizes, memory, FLOPs and bytes, which kernels

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
 import re
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FunctionType
@@ -124,6 +125,16 @@ def _how_it_ended(status: int | None) -> str:
         name = f"signal {-status}"
     why = ", for example by the system when memory ran out" if name == "SIGKILL" else ""
     return f"ended by {name}{why}; no stack was left"
+
+
+def end_leftovers(variables: Mapping[str, str]) -> None:
+    """Kill every process that was started with all these environment variables: the compilers of a worker that ended
+    over its time limit, which would go on without it. Where there is no /proc, none is found."""
+    wanted = {f"{name}={value}".encode() for name, value in variables.items()}
+    for place in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # another user's, or gone
+            if wanted <= set((place / "environ").read_bytes().split(b"\0")):
+                os.kill(int(place.name), signal.SIGKILL)
 
 
 def exit_status(process: Any, patience: float = 2.0) -> int | None:

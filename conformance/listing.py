@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from conformance.applies import meant
 from conformance.case import Case
 from conformance.console import print_table
 from conformance.coverage import coverage
-from conformance.environment import archs_here
+from conformance.environment import archs_here, chosen_archs
 from conformance.kernel import Kernel
 from conformance.matrix import EDGE, Matrix
 from conformance.options import Selection
+from conformance.registry import arch as table_of
 from conformance.registry import kernels, operator
 
 COMPILE_KEYS = ("in", "out", "weights", "xsf")  # parameters that decide which code a kernel compiles
@@ -22,17 +25,21 @@ _BASE = "official"
 
 
 def print_ids(selection: Selection) -> None:
-    """One id a line. Imports no torch."""
+    """One id a line. Imports no torch, unless architectures are named."""
     for _, cases in _selected(selection):
         for case in cases:
             print(case.id)
 
 
 def print_count(selection: Selection) -> None:
-    """The number of cases; ``operator: number`` lines where several operators are selected. Imports no torch."""
-    counts = {of.operator: len(cases) for of, cases in _selected(selection)}
-    for name, count in counts.items():
-        print(count if len(counts) == 1 else f"{name}: {count}")
+    """The number of cases; ``operator: number`` lines where several operators are selected, ``arch: ...`` where
+    several architectures are. Of those that an architecture leaves out number and reason go to stderr."""
+    names = tuple(chosen_archs(selection.archs)) if selection.archs else ("",)
+    for name in names:
+        counts = {of.operator: len(cases) for of, cases in _selected(replace(selection, archs=(name,) if name else ()))}
+        for operator_name, count in counts.items():
+            words = [name] * (len(names) > 1) + [operator_name] * (len(counts) > 1) + [str(count)]
+            print(": ".join(words))
 
 
 def print_json(selection: Selection) -> None:
@@ -140,5 +147,14 @@ def _here(kernel: Kernel) -> str:
 
 
 def _selected(selection: Selection) -> Iterator[tuple[Matrix, list[Case]]]:
+    """The cases of each matrix; where architectures are named those that are meant for any of them, and on stderr how
+    many are not, and why."""
     for of in selection.matrices():
-        yield of, selection.cases_of(of)
+        cases = selection.cases_of(of)
+        found: set[str] = set()
+        for name in chosen_archs(selection.archs) if selection.archs else ():
+            kept, reasons = meant(cases, table_of(name))
+            found |= {case.id for case in kept}
+            for reason, count in reasons.items():
+                print(f"{of.operator} on {name}: {count} of {len(cases)} cases are not run: {reason}", file=sys.stderr)
+        yield of, [case for case in cases if case.id in found] if selection.archs else cases

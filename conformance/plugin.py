@@ -164,6 +164,7 @@ def pytest_runtestloop(session: pytest.Session) -> Iterator[Any]:
                 config.stash[CONTROLLER].start([item.nodeid for item in session.items], 0, division)
             except ConformanceError as error:
                 pytest.exit(str(error), returncode=pytest.ExitCode.USAGE_ERROR)
+            config.stash[CONTROLLER].display.watch(config.stash[RUN].ahead.so_far)
         config.stash[RUN].prepare((item.case, item.kernel, item.arch) for item in cases)
     return (yield)
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,24 @@ class Display:
         self.terminal: Any = None
         self._recorders = recorders
         self._started = self._last = time.monotonic()
+        self._begun = threading.Event()
 
     def start(self) -> None:
         """The first case is about to run: time left is reckoned from here."""
         self._started = self._last = time.monotonic()
+
+    def watch(self, so_far: Callable[[], tuple[int, int]]) -> None:
+        """Until the first result write now and then how far compiling ahead has come."""
+
+        def tell() -> None:
+            started = time.monotonic()
+            while not self._begun.wait(_pause(time.monotonic() - started)):
+                done, total = so_far()
+                if total:
+                    passed = time.monotonic() - started
+                    self.note(f"compiling ahead: {done}/{total} steps, {passed:.0f} s; no result yet")
+
+        threading.Thread(target=tell, daemon=True).start()
 
     def note(self, text: str) -> None:
         if self.terminal is not None:
@@ -35,8 +50,9 @@ class Display:
 
     def progress(self) -> None:
         """Write the progress line if it is time: every 5 s at first, then after each twelfth of the time gone."""
+        self._begun.set()
         now = time.monotonic()
-        if now - self._last < min(_LONGEST, max(_FIRST, (now - self._started) / 12)):
+        if now - self._last < _pause(now - self._started):
             return
         self._last = now
         recorders = self._recorders.values()
@@ -54,6 +70,7 @@ class Display:
 
     def summary(self, pages: Sequence[Path]) -> None:
         """Counts per kernel and state, what was not run and why, and where the pages are."""
+        self._begun.set()
         if self.terminal is None:
             return
         write = self.terminal.write_line
@@ -77,6 +94,11 @@ class Display:
             write(f"  records: {recorder.path}")
         for page in pages:
             write(f"  report: {page}")
+
+
+def _pause(passed: float) -> float:
+    """Seconds between lines, after so many have passed."""
+    return min(_LONGEST, max(_FIRST, passed / 12))
 
 
 @contextlib.contextmanager

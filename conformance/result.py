@@ -6,10 +6,11 @@ import os
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from conformance.applies import why_not_meant
 from conformance.case import Case
 from conformance.environment import ABSENT
 from conformance.kernel import Kernel
-from conformance.registry import matrix, operator, selector
+from conformance.registry import arch, matrix, operator, selector
 
 STATES = ("pass", "expected", "fail", "error", "crash", "timeout", "not-run")
 
@@ -93,9 +94,9 @@ def blank_result(case: Case, kernel: Kernel, settings: Settings, state: str, **m
 
 def why_not_run(case: Case, kernel: Kernel, settings: Settings) -> str | None:
     """Why the case cannot be executed here on this kernel, or None."""
-    wanted = matrix(case.operator).devices(case)
-    if wanted and settings.device not in wanted:
-        return f"{case.family} needs {' or '.join(wanted)}"
+    reason = why_not_meant(case, arch(settings.arch), settings.device)
+    if reason:
+        return reason
     if settings.device not in kernel.devices:
         return f"{kernel.name} runs on {' or '.join(kernel.devices)}"
     reason = kernel.requires(settings.device) if kernel.requires else None

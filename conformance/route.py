@@ -18,7 +18,7 @@ class Route:
 class Lowered:
     """Generated source of one configuration. language: "cuda" or "hip". target: the architecture as the vendor's
     compiler spells it ("sm_90a"). dynamic_shared and static_shared: bytes that one block uses. threads: of one block.
-    includes: directories that the source needs."""
+    includes: directories that the source needs. nvrtc_header: what NVRTC must include before the source."""
 
     language: str
     target: str
@@ -27,6 +27,7 @@ class Lowered:
     static_shared: int
     threads: int
     includes: tuple[str, ...] = ()
+    nvrtc_header: str = ""
 
 
 @dataclass(frozen=True)

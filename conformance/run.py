@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from conformance.admission import Admission
+from conformance.ahead import Ahead
 from conformance.case import Case
 from conformance.environment import ABSENT, visible_gpus
 from conformance.expectations.held import hold
@@ -48,6 +49,10 @@ class Run:
     _judges: dict[str, Judge] = field(default_factory=dict)
     _lanes: dict[str, Lanes] = field(default_factory=dict)
     _admission: Admission | None = None
+
+    @functools.cached_property
+    def ahead(self) -> Ahead:
+        return Ahead(self.shared_dir, self.worker[0])
 
     @property
     def in_worker(self) -> bool:
@@ -140,14 +145,18 @@ class Run:
             signature = (kernel.name, device, *(case.get(key) for key in ("in", "out", "weights", "xsf", "hidden")))
             todo.setdefault(signature, (kernel, case, device))
         entries = list(todo.values())
+        self.ahead.expect(len(entries))
         for kernel, case, device in _rotated(entries, index * len(entries) // count):
             self._prepare(kernel, case, device)
+            self.ahead.step()
         steps: list[Callable[[], None]] = []
         for arch, pairs in absent.items():
             ahead = functools.partial(self._lanes_of(arch).ahead, pairs)
             steps += self.crash_log.call(f"routes for {arch}", _LANES * self.case_timeout, ahead)
+        self.ahead.expect(len(steps))
         for step in _rotated(steps, index * len(steps) // count):
             step()
+            self.ahead.step()
 
     def _prepare(self, kernel: Kernel, case: Case, device: str) -> None:
         from conformance.restore import process_kept

@@ -17,6 +17,7 @@ from conformance.case import Case
 from conformance.errors import ConformanceError
 from conformance.expectations.check import Point, every_point
 from conformance.expectations.held import hold
+from conformance.expectations.rule import Expectation
 from conformance.isolation import Death
 from conformance.kernel import Kernel
 from conformance.plan import Planned, parse_nodeid
@@ -69,7 +70,7 @@ class Controller:
         operators()
         self._cases  # noqa: B018 - fills the cache
         self._probes  # noqa: B018
-        if any(map(self.run.rules, self.run.archs)):
+        if any(map(self._said_of, self.run.archs)):
             self._all_points  # noqa: B018
 
     @functools.cached_property
@@ -80,8 +81,12 @@ class Controller:
 
     @functools.cached_property
     def _all_points(self) -> list[Point]:
-        rules = [rule for arch in self.run.archs for rule in self.run.rules(arch)]
-        return every_point(rules, self.run.selection.kernels)
+        return every_point([rule for arch in self.run.archs for rule in self._said_of(arch)],
+                           self.run.selection.kernels)
+
+    def _said_of(self, arch: str) -> tuple[Expectation, ...]:
+        """The rules and skips of an architecture."""
+        return (*self.run.rules(arch), *table_of(arch).skips)
 
     @functools.cached_property
     def _probes(self) -> dict[str, dict[str, dict[str, Any]]]:
@@ -122,7 +127,7 @@ class Controller:
             for problem in (
                 *((earlier.end or {}).get("notes", ()) if earlier else ()),  # a worker lost then is lost still
                 *disagreements(table, self._probes[arch]),
-                *(problems(table, rules, self._all_points) if rules else ()),
+                *(problems(table, rules, self._all_points) if self._said_of(arch) else ()),
             ):
                 recorder.note(problem)
         self.display.start()

@@ -89,7 +89,8 @@ def _print_form(case: Case, contract: Operator, sizes: str, device: torch.device
     sys.stdout.flush()
     with torch.no_grad():
         call = call_form(contract, case, sizes, device)
-    rows = [_row(name, value) for name, value in call.arguments.items()]
+    slots = matrix(case.operator).slots
+    rows = [_row(name, value, "-1 = padding slot" if name == slots else "") for name, value in call.arguments.items()]
     out = call.output
     rows.append(("out", _extents(out.shape), _dtype(out.dtype), amount(out.nbytes, "B", 1024), "the result"))
     print_table(("argument", "shape", "dtype", "bytes", "remarks"), rows, f"at {sizes} sizes")
@@ -100,9 +101,9 @@ def _print_form(case: Case, contract: Operator, sizes: str, device: torch.device
 def _figures(case: Case, contract: Operator, sizes: str, call: Call) -> list[tuple[str, object]]:
     cost = contract.cost(call)
     fields: list[tuple[str, object]] = [("  tokens", call.output.shape[0])]
-    for value in call.arguments.values():
-        if _holds_positions(value):
-            fields.append(("  valid slots", f"{int((value >= 0).sum())} of {value.numel()}"))
+    slots = call.arguments.get(matrix(case.operator).slots)
+    if isinstance(slots, Tensor) and not slots.is_meta:
+        fields.append(("  valid slots", f"{int((slots >= 0).sum())} of {slots.numel()}"))
     intensity = f" ({cost.flops / cost.bytes:.2f} FLOPs per byte)" if cost.bytes else ""
     return [
         *fields,
@@ -113,21 +114,17 @@ def _figures(case: Case, contract: Operator, sizes: str, call: Call) -> list[tup
     ]
 
 
-def _row(name: str, value: Tensor | None) -> tuple[str, str, str, str, str]:
+def _row(name: str, value: object, remark: str) -> tuple[str, str, str, str, str]:
     if value is None:
         return name, "-", "-", "-", "none: not given in this case"
-    remark = "-1 = padding slot" if _holds_positions(value) else ""
+    if not isinstance(value, Tensor):
+        return name, "-", "-", "-", f"the value {value}"
     if not value.is_contiguous():
         remark = f"strides {_extents(value.stride())}"
     elif not value.is_meta and value.numel() and value.data_ptr() % 16:
         remark = f"starts {value.data_ptr() % 16} bytes past a 16-byte boundary"
     size = amount(value.numel() * value.element_size(), "B", 1024)
     return name, _extents(value.shape), _dtype(value.dtype), size, remark
-
-
-def _holds_positions(value: Tensor | None) -> bool:
-    """Whether a tensor holds indices, in which a negative number marks a slot without a row."""
-    return value is not None and not value.is_meta and value.dtype in (torch.int32, torch.int64)
 
 
 def _extents(extents: Sequence[int]) -> str:

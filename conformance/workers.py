@@ -5,6 +5,7 @@ These hooks exist only where xdist is installed and not switched off.
 
 from __future__ import annotations
 
+import functools
 import os
 import tempfile
 from collections.abc import Iterable, Sequence
@@ -13,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from conformance import options
+from conformance import ahead, options
 from conformance.environment import chosen_archs, visible_gpus
 from conformance.errors import ConformanceError
-from conformance.isolation import Death, exit_status, read_death
+from conformance.isolation import Death, end_leftovers, exit_status, read_death
 from conformance.plan import group_of, parse_nodeid
 from conformance.runs.portion import hand_on, reported_division
 from conformance.session import Controller
@@ -95,6 +96,8 @@ class XdistHooks:
         try:
             division = reported_division(Path(node.config.conformance_tmp.name), node.gateway.id)
             self._controller.start(ids, len(node.config.getoption("tx")), division)
+            folder = Path(node.config.conformance_tmp.name)
+            self._controller.display.watch(functools.partial(ahead.so_far, folder))
         except ConformanceError as error:
             pytest.exit(str(error), returncode=pytest.ExitCode.USAGE_ERROR)
 
@@ -137,7 +140,9 @@ class XdistHooks:
         name = node.gateway.id
         process = getattr(getattr(node.gateway, "_io", None), "popen", None)
         stack = Path(node.config.conformance_tmp.name) / f"{name}.stack"
-        return read_death(name, stack, self._controller.run.case_timeout, exit_status(process))
+        death = read_death(name, stack, self._controller.run.case_timeout, exit_status(process))
+        end_leftovers({"PYTEST_XDIST_TESTRUNUID": node.workerinput["testrunuid"], "PYTEST_XDIST_WORKER": name})
+        return death
 
 
 def _stop_at_maxfail(config: pytest.Config) -> None:

@@ -37,6 +37,7 @@ def lower(trace: Callable[[], Any], arch: Arch) -> Lowered:
         static_shared=sum(_SIZES.get(kind, 4) * int(count) for kind, count in _STATIC.findall(source)),
         threads=max((_threads(attrs) for attrs in functions), default=0),
         includes=(str(root / "src"), str(root / "3rdparty" / "cutlass" / "include")),
+        nvrtc_header="tl_templates/cuda/nvrtc_std.h" if arch.language == "cuda" else "",
     )
 
 

@@ -112,7 +112,8 @@ def _code(records: Records) -> tuple[CodeRow, ...]:
         limits = [_against(uses.get(name), records.run.facts.get(name, {}).get("value")) for name, _ in _LIMITS]
         figures = [_spelled(uses[name]) if name in uses else DASH for name in _FIGURES]
         instructions = ", ".join(map(str, uses.get("instructions", ()))) or DASH
-        rows.append(CodeRow(kernel, config, result.lane, count, limits, figures, instructions))
+        lane = f"{result.lane} by {uses['assembler']}" if uses.get("assembler") else result.lane
+        rows.append(CodeRow(kernel, config, lane, count, limits, figures, instructions))
     return tuple(sorted(rows, key=lambda row: (not any(beyond for _, beyond in row.limits), row.kernel, row.config)))
 
 

@@ -14,7 +14,7 @@ import torch
 from conformance import cli, console, listing, shapes
 from conformance.case import Case
 from conformance.operator import Shared
-from conformance.registry import ROOT, matrix, operator
+from conformance.registry import ROOT, matrices, matrix, operator
 
 OPERATOR = "moe_reduce_fused"
 TINY = f"{OPERATOR}/model:tiny-tokens:32-topk:2-hidden:256-weights:yes-in:bf16-out:e4m3-xsf:no"
@@ -112,6 +112,17 @@ def test_coverage_of_official_by_itself_is_complete(capsys):
 def test_no_share_is_rounded_up_to_100_percent():
     assert listing._percent(9999, 10000) == "99.9"
     assert listing._percent(7, 7) == "100.0"
+
+
+@pytest.mark.parametrize("operator", sorted(matrices()))
+def test_show_counts_slots_only_where_an_argument_marks_them(capsys, operator):
+    case = matrix(operator).cases("smoke")[0]
+    code, out, _ = run(capsys, "show", case.id, "--sizes", "reduced")
+    assert code == 0
+    assert all(name in out for name in ("at reduced sizes", "the result", "FLOPs"))
+    slots = matrix(operator).slots
+    assert ("valid slots" in out) == ("-1 = padding slot" in out) == bool(slots)
+    assert bool(slots) == (operator == OPERATOR)
 
 
 def test_listing_ids_and_counts_imports_no_torch():

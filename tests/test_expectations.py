@@ -220,8 +220,8 @@ def test_what_is_wrong_in_a_rule_is_said_with_file_and_line(tmp_path: Path, old:
 
 @pytest.mark.parametrize(("text", "words"), [
     ("[[expect]\n", "malformed TOML"), ("[other]\n", "unknown key"), ("", "'expect' is missing"),
-    ("expect = [{ match = {} }]\n", r"1 rules and 0 headers \[\[expect\]\]"),
-    (RULE.replace("[[expect]]", '[["expect"]]'), "1 rules and 0 headers"),
+    ("expect = [{ match = {} }]\n", r"1 tables and 0 headers \[\[expect\]\]"),
+    (RULE.replace("[[expect]]", '[["expect"]]'), "1 tables and 0 headers"),
 ])
 def test_what_is_no_file_of_rules(tmp_path: Path, text: str, words: str) -> None:
     file = tmp_path / "rules.toml"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import psutil
 import pytest
 from suite_runs import CASES, Ran, run_kernels, run_once
 
@@ -129,3 +130,23 @@ add("compiles", lambda: None, prepare=compile)
     crash, hang = sorted(ran.end["problems"])
     assert "worker gw0, in prepare of compiles for " in crash and "Segmentation fault" in crash
     assert "worker gw1, in prepare of compiles for " in hang and "still running" in hang
+
+
+def test_what_a_worker_started_ends_with_it(tmp_path: Path) -> None:
+    """A compiler, say, which would go on after its case's time limit, also one in a session of its own."""
+    pids = tmp_path / "pids"
+    kernels = f"""
+import subprocess
+def compile():
+    for own in (False, True):
+        child = subprocess.Popen(["sleep", "300"], start_new_session=own)
+        open({str(pids)!r}, "a").write(f"{{child.pid}}\\n")
+    time.sleep(600)
+add("compiles", compile, lambda weights, dtype: weights is not None and dtype.endswith("float32"))
+"""
+    ran = run_kernels(tmp_path, kernels, "-n", "1", f"--case-timeout={LIMIT}")
+    assert len(ran.of("compiles", "timeout")) == 1
+    started = [int(pid) for pid in pids.read_text().split()]
+    assert len(started) == 2
+    alive = [pid for pid in started if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"]
+    assert alive == []

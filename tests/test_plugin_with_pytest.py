@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -160,3 +161,20 @@ def test_progress_is_told_now_and_then(tmp_path: Path) -> None:
     lines = [line for line in ran.output.splitlines() if " done, " in line]
     assert 1 <= len(lines) <= ran.end["seconds"] / 5
     assert "/8 done, 0 failed | sound " in lines[0]
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "2")])
+def test_what_is_compiled_before_the_first_result_shows_progress(tmp_path: Path, workers: tuple[str, ...]) -> None:
+    (tmp_path / "sooner.py").write_text("import conformance.progress\nconformance.progress._FIRST = 0.3\n")
+    kernels = "add('slow', lambda: None, prepare=lambda params, device: time.sleep(0.8))"  # for each case
+    ran = run_kernels(tmp_path, kernels, "-p", "sooner", *workers)
+    lines = [line for line in ran.output.splitlines() if "compiling ahead: " in line]
+    assert lines
+    found = [re.fullmatch(r"compiling ahead: (\d)/4 steps, \d+ s; no result yet", line) for line in lines]
+    counts = [int(match.group(1)) for match in found if match]
+    assert len(counts) == len(lines)
+    assert counts == sorted(counts)
+    assert counts[0] == 0
+    first = next(number for number, line in enumerate(ran.output.splitlines()) if " done, " in line or "passed" in line)
+    assert ran.output.splitlines().index(lines[-1]) < first
+    assert ran.end["counts"] == {"pass": 8}

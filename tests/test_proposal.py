@@ -14,6 +14,7 @@ from conformance.errors import ConformanceError
 from conformance.expectations import proposal
 from conformance.expectations.proposal import _without, propose
 from conformance.matrix_file import tomllib
+from conformance.registry import matrix
 
 RULES = """# a table
 name = "gfx942"
@@ -100,6 +101,32 @@ def test_an_undeclared_path_is_offered_with_a_reason_to_fill_in(checkout: Path) 
                          'expect = "fallback"']
     assert 'reason = "FILL IN: why this is right"' in added
     assert f'since = "{datetime.date.today()}"' in added
+
+
+def test_a_rule_that_would_match_cases_which_the_run_did_not_contain_says_so(checkout: Path) -> None:
+    """The smoke tier is 48 of 1152 official cases and 7489 full ones."""
+    smoke = matrix("moe_reduce_fused").cases("smoke")
+    fp8 = [case for case in smoke if case.params["out"] == "e4m3"]
+    lines = [result("silent-fallback" if case in fp8 else None, "slow" if case in fp8 else "k", None, **case.params)
+             | {"operator": "moe_reduce_fused"} for case in smoke]
+    diff, _ = propose(records(checkout, *lines))
+    (comment,) = [line for line in diff.splitlines() if line.startswith("+#")]
+    every = matrix("moe_reduce_fused").plan(matrix("moe_reduce_fused").tier_names)
+    (rule,) = [line for line in diff.splitlines() if line.startswith("+match")]
+    assert 'out = "e4m3"' in rule
+    matched = sum(case.params.get("out") == "e4m3" for case in every)
+    unseen = len({case.id for case in every if case.params.get("out") == "e4m3"} - {case.id for case in fp8})
+    assert comment == (f"+# FILL IN: of the {matched} cases that this matches in all tiers, {unseen} were not in the "
+                       "run: run them, or narrow it")
+    assert 0 < len(fp8) < matched
+
+
+def test_a_rule_that_matches_nothing_else_says_nothing(checkout: Path) -> None:
+    every = matrix("moe_reduction").plan(matrix("moe_reduction").tier_names)
+    lines = [result("silent-fallback", "slow", None, **case.params) | {"operator": "moe_reduction"} for case in every]
+    diff, _ = propose(records(checkout, *lines))
+    assert "+[[expect]]" in diff
+    assert "+#" not in diff
 
 
 def test_no_proposal_matches_more_than_before(checkout: Path) -> None:

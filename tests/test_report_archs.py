@@ -204,3 +204,14 @@ def test_the_command_line_makes_all_pages(tmp_path: Path, capsys: pytest.Capture
     assert {Path(line).name for line in printed.out.splitlines()} == {
         "cpu.html", "cpu.md", "gfx942.html", "gfx942.md", "index.html"}
     assert "gfx942.jsonl: " in printed.err and "cpu.jsonl" not in printed.err
+
+
+def test_the_page_says_which_toolchain_assembled(tmp_path: Path) -> None:
+    def assembled(line: samples.Line, number: int) -> None:
+        lowered(line, number)
+        if line["kernel"] == "h_tiled":
+            line.update(lane="assemble", resources=CODE | {"assembler": "NVRTC + ptxas"})
+
+    said = text(page(tmp_path, absent(assembled)))
+    assert "assemble by NVRTC + ptxas" in said
+    assert "lower by" not in said

@@ -26,8 +26,9 @@ class Governed(NamedTuple):
 
 
 def every_point(rules: Sequence[Expectation], words: Sequence[str] = ()) -> list[Point]:
-    """Everything that these rules can be about: each case of any tier on each kernel of this checkout, and on those
-    that ``words`` (of ``--kernels``) add. A rule is stale when it is about none of them, whatever a run selects."""
+    """Everything that these rules (or skips) can be about: each case of any tier on each kernel of this checkout, and
+    on those that ``words`` (of ``--kernels``) add. A rule is stale when it is about none of them, whatever a run
+    selects."""
     found: list[Point] = []
     named = [rule.match.get("operator", ()) for rule in rules]
     wanted = {name for names in named if isinstance(names, tuple) for name in names}
@@ -75,7 +76,7 @@ def problems(arch: Arch, rules: Sequence[Expectation], points: Sequence[Point], 
         if reason:
             found.append(f"{rule.where}: past its end (until = {rule.until!r}): {reason}; check it on {arch.name}, "
                          "then remove the rule or move the date")
-    for entry in governed(rules, [arch], points):
+    for entry in governed((*rules, *arch.skips), [arch], points):
         if not entry.points:
             found.append(f"{entry.rule.where}: stale: it matches no case on {arch.name}; remove or mend it")
     keys = _keys(rules)

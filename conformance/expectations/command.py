@@ -18,15 +18,20 @@ def print_rules(selection: Selection) -> bool:
     """Print the rules of each architecture (default: all that have a table); False when something is wrong."""
     names = _names(selection.archs)
     rules_of = {name: (*arch(name).rules, *selection.expectations) for name in names}
-    points = every_point([rule for rules in rules_of.values() for rule in rules], selection.kernels)
+    said = [rule for name, rules in rules_of.items() for rule in (*rules, *arch(name).skips)]
+    points = every_point(said, selection.kernels)
     found: list[str] = []
-    rows = []
+    rows, skipped = [], []
     for name, rules in rules_of.items():
         table = arch(name)
         rows += [(name, str(entry.rule), entry.points, entry.rule.until, entry.rule.reason, entry.rule.where)
                  for entry in governed(rules, [table], points)]
+        skipped += [(name, entry.points, entry.rule.reason, entry.rule.where)
+                    for entry in governed(table.skips, [table], points)]
         found += [f"{name}: {problem}" for problem in problems(table, rules, points)]
     print_table(("architecture", "expected", "cases", "until", "why", "rule"), rows, "rules; all else runs natively")
+    if skipped:
+        print_table(("architecture", "cases", "why", "skip"), skipped, "left out there, on whatever kernel")
     if not rows:
         print("no rule: everything is expected to run natively")
     for problem in found:

@@ -13,12 +13,14 @@ from conformance.errors import ConformanceError, unknown_name
 from conformance.expectations.rule import FAILURES, KINDS, LANES, Condition, Expectation, Range
 from conformance.matrix_file import check_table, parse_toml
 
-_ARCH = {"name": str, "about": str, "device": str, "language": str, "target": dict, "fact": dict, "expect": list}
+_ARCH = {"name": str, "about": str, "device": str, "language": str, "target": dict, "fact": dict, "expect": list,
+         "skip": list}
 _FACT = {"value": object, "source": str}
 _RULE = {
     "match": dict, "facts": dict, "arch": list, "expect": str, "path": str, "failure": str, "signature": str,
     "lane": str, "reason": str, "source": str, "since": str, "until": str,
 }
+_SKIP = {"match": dict, "facts": dict, "reason": str, "source": str}
 _NEEDED = ("match", "expect", "reason", "source", "since", "until")
 PACKAGES = ("tilelang", "torch")  # whose versions an "until" may name
 FILL_IN = "FILL IN"  # what a proposed rule says where a person must say why
@@ -43,7 +45,8 @@ def read_arch(path: Path) -> Arch:
         if rule.archs:
             raise ConformanceError(f"{rule.where}: key 'arch' is not for a table's own rules: they are about it")
     target = _target(data, path)
-    return Arch(data["name"], data["about"], data["device"], data["language"], target, facts, rules)
+    skips = _skips(path, data.get("skip", []))
+    return Arch(data["name"], data["about"], data["device"], data["language"], target, facts, rules, skips)
 
 
 def _target(data: Mapping[str, Any], path: Path) -> dict[str, str]:
@@ -87,13 +90,39 @@ def read_rules(
     path: Path, tables: list[Any], header: str = "expect", needs_arch: bool = True
 ) -> tuple[Expectation, ...]:
     """The rules under the headers ``[[header]]`` of one file. ``needs_arch``: each must say for which architectures."""
+    places = _places(path, tables, header)
+    return tuple(_rule(table, where, needs_arch) for table, where in zip(tables, places, strict=True))
+
+
+def _skips(path: Path, tables: list[Any]) -> tuple[Expectation, ...]:
+    """The cases that an architecture's table leaves out, each with its reason; kernels are told apart by rules only."""
+    found = []
+    for table, where in zip(tables, _places(path, tables, "skip"), strict=True):
+        check_table(table, _SKIP, where, ("match", "reason", "source"))
+        match, facts = _conditions(table, where)
+        if "operator" not in match or {"kernel", "variant"} & set(match):
+            raise ConformanceError(f"{where}: a skip's match needs 'operator' and takes neither 'kernel' nor 'variant'")
+        for key in ("reason", "source"):
+            if not table[key].strip():
+                raise ConformanceError(f"{where}: key {key!r} must not be empty")
+        found.append(Expectation(match=match, facts=facts, reason=table["reason"], source=table["source"], where=where))
+    return tuple(found)
+
+
+def _places(path: Path, tables: list[Any], header: str) -> list[str]:
+    """File and line of each table under the headers ``[[header]]``."""
     lines = _lines_of(path, header)
     if len(lines) != len(tables):  # an inline list, a quoted name: TOML, but a rule could not say its line
         raise ConformanceError(
-            f"{path}: {len(tables)} rules and {len(lines)} headers [[{header}]]: begin each rule with such a line"
+            f"{path}: {len(tables)} tables and {len(lines)} headers [[{header}]]: begin each one with such a line"
         )
     shown = path.relative_to(_ROOT) if path.is_relative_to(_ROOT) else path
-    return tuple(_rule(table, f"{shown}:{line}", needs_arch) for table, line in zip(tables, lines, strict=True))
+    return [f"{shown}:{line}" for line in lines]
+
+
+def _conditions(table: Mapping[str, Any], where: str) -> tuple[dict[str, Condition], dict[str, tuple[Any, ...]]]:
+    match = {key: _condition(value, f"{where}: match.{key}") for key, value in table["match"].items()}
+    return match, {key: _values(key, value, f"{where}: facts.{key}") for key, value in table.get("facts", {}).items()}
 
 
 def _lines_of(path: Path, table: str) -> list[int]:
@@ -129,11 +158,10 @@ def _rule(table: Any, where: str, needs_arch: bool) -> Expectation:
     if lane not in LANES:
         raise unknown_name(f"lane in {where}", lane, LANES)
     _check_dates(table, where)
+    match, facts = _conditions(table, where)
     return Expectation(
         kind=kind, path=table.get("path", ""), failure=failure, signature=table.get("signature", ""), lane=lane,
-        match={key: _condition(value, f"{where}: match.{key}") for key, value in table["match"].items()},
-        facts={key: _values(key, value, f"{where}: facts.{key}") for key, value in table.get("facts", {}).items()},
-        archs=tuple(table["arch"]) if "arch" in table else (),
+        match=match, facts=facts, archs=tuple(table["arch"]) if "arch" in table else (),
         reason=table["reason"], source=table["source"], since=table["since"], until=table["until"], where=where,
     )
 

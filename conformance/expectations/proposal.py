@@ -1,8 +1,9 @@
 """What a run asks to change in the rules of expectation, as a diff for a person to read and apply.
 
 A rule that every one of its cases contradicts is taken out; one that some contradict is narrowed, when one parameter
-tells them apart; a path that nothing declares is offered as a new rule that matches exactly those cases and whose
-reason a person must fill in. No rule is ever made to match more than it did.
+tells them apart; a path that nothing declares is offered as a new rule that matches no other case of the run and whose
+reason a person must fill in; where it would match cases of other tiers, it says how many. No rule is ever made to match
+more than it did.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 
 from conformance.errors import ConformanceError
 from conformance.expectations.files import FILL_IN
-from conformance.registry import ROOT
+from conformance.registry import ROOT, matrices
 
 _AGAINST = ("unexpected-native", "unexpected-pass", "wrong-fallback", "other-failure")
 _READ = ("kernel", "operator", "params", "kind", "state", "path", "expected")  # what is read of a result
@@ -147,11 +148,32 @@ def _new_rules(silent: Sequence[Line], results: Sequence[Line], arch: str = "") 
                 match[key] = values
         spelled = ", ".join(f"{key} = {_toml(values)}" for key, values in match.items())
         today = datetime.date.today()
-        found += ["", "[[expect]]", f"match = {{ {spelled} }}", *([f'arch = ["{arch}"]'] if arch else []),
+        same = [r for r in results if (r["operator"], r["kernel"]) == (members[0]["operator"], kernel)]
+        remark = _unseen(match, same)
+        found += ["", *remark, "[[expect]]", f"match = {{ {spelled} }}", *([f'arch = ["{arch}"]'] if arch else []),
                   'expect = "fallback"', f"path = {_toml([str(path)])}",
                   f'reason = "{FILL_IN}: why this is right"', f'source = "{FILL_IN}"', f'since = "{today}"',
                   f'until = "{today + datetime.timedelta(days=365)}"']
     return found
+
+
+def _unseen(match: Mapping[str, Sequence[str]], known: Sequence[Line]) -> list[str]:
+    """A comment where the matrices hold cases that a rule would match and that the run did not contain: nobody knows
+    yet whether they take that path."""
+    name = known[0]["operator"]
+    if name not in matrices():
+        return []
+    of = matrices()[name]
+    params = [case.params for case in of.plan(of.tier_names)]
+    matched = [each for each in params if all(each.get(key) in values for key, values in match.items()
+                                              if key not in ("operator", "kernel"))]
+    # exact data can be asked for in a run, and then stand in no matrix
+    seen = {frozenset(item for item in result["params"].items() if item[0] != "data") for result in known}
+    unseen = sum(frozenset(item for item in each.items() if item[0] != "data") not in seen for each in matched)
+    if not unseen:
+        return []
+    return [f"# {FILL_IN}: of the {len(matched)} cases that this matches in all tiers, {unseen} were not in the run: "
+            "run them, or narrow it"]
 
 
 def _toml(values: Sequence[str]) -> str:

@@ -1,7 +1,7 @@
 """Handing generated code to the vendor's assembler: does it take the code, and what does each thread use?
 
-NVIDIA: nvcc (which calls ptxas). AMD: hipcc. A missing assembler, or one that does not know the architecture, is a
-reason for "not assembled", never a pass.
+Of the ways that this machine has, the first that knows the target and can compile what the code includes decides. None
+found, or none that can, is a reason for "not assembled", never a pass, and no fault of the code.
 """
 
 from __future__ import annotations
@@ -12,109 +12,148 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import subprocess
 import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from conformance.disk_cache import cache_dir, hold
+from conformance.lanes import process_group
+from conformance.lanes.toolchains import PROBES, WANTED, Toolchain, toolchains
 from conformance.route import Failure, Lowered
 
-_PTXAS = {
-    "registers": r"Used (\d+) registers", "spill_bytes": r"(\d+) bytes spill stores",
-    "static_shared": r"(\d+) bytes smem",
-}
-_AMDGPU = {
-    "registers": r"VGPRs: (\d+)", "spill_bytes": r"VGPRs Spill: (\d+)",
-    "static_shared": r"LDS Size \[bytes/block\]: (\d+)",
-}
-Assembled = dict[str, int]
+_UNKNOWN = re.compile(  # how compilers say that they do not know a target
+    r"unsupported (hip )?gpu architecture|invalid target id|is not defined for option|invalid value for --gpu-arch",
+    re.IGNORECASE,
+)
+_SHOWN = 500  # characters of a compiler's message
 
 
-def assembler(lowered: Lowered) -> tuple[str, str]:
-    """(path of the assembler, "") or ("", why there is none for this code)."""
-    if lowered.language == "cuda":
-        nvcc = _find("nvcc", ("CUDA_HOME", "CUDA_PATH"), "/usr/local/cuda/bin")
-        if not nvcc:
-            return "", "no assembler (nvcc is not found)"
-        known = lowered.target.rstrip("af") in _nvcc_targets(nvcc)
-        return (nvcc, "") if known else ("", f"nvcc does not know {lowered.target}")
-    if lowered.language != "hip":
-        return "", f"no assembler is known for {lowered.language}"
-    hipcc = _find("hipcc", ("ROCM_PATH", "HIP_PATH"), "/opt/rocm/bin")
-    return (hipcc, "") if hipcc else ("", "no assembler (hipcc is not found)")
+@dataclass(frozen=True)
+class Assembled:
+    """``figures``: registers of a thread, bytes that it spills, and static shared memory in bytes, as far as they were
+    told. ``by``: the name of the toolchain."""
+
+    figures: Mapping[str, int]
+    by: str
 
 
-def assemble(lowered: Lowered, program: str, seconds: float) -> Assembled | Failure:
-    """Registers of a thread, bytes that it spills, and static shared memory in bytes, as the assembler reports them.
+@dataclass(frozen=True)
+class NotAssembled:
+    """Why nothing here can assemble the code."""
 
-    ``program``: from `assembler`. The answer is kept on disk, keyed by source, target and the assembler's version.
-    """
-    text = f"{lowered.source}\n{lowered.target}\n{_version(program)}"
-    kept = cache_dir() / "assembled" / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
-    with hold(cache_dir() / "locks", kept.stem):
+    reason: str
+
+
+Answer = Assembled | Failure | NotAssembled
+_refused: dict[str, Failure] = {}  # of this process only: what was missing may be installed by the next run
+
+
+def assemble(lowered: Lowered, seconds: float) -> Answer:
+    """What the assembler makes of the code, all in ``seconds`` (0 = no limit). What it took is kept on disk, keyed by
+    source, target and the toolchain's version."""
+    if lowered.language not in WANTED:
+        return NotAssembled(f"no assembler is known for {lowered.language}")
+    end = time.monotonic() + seconds
+    reasons: list[str] = []
+    for chain in toolchains(lowered.language):
+        left = seconds and max(0.1, end - time.monotonic())
+        found = _remembered(lowered, chain, functools.partial(_able, lowered, chain, left))
+        if not isinstance(found, NotAssembled):
+            return found
+        reasons.append(found.reason)
+    return NotAssembled("; ".join(dict.fromkeys(reasons)) or f"no assembler ({WANTED[lowered.language]})")
+
+
+def _remembered(code: Lowered, chain: Toolchain, make: Callable[[], Answer]) -> Answer:
+    """What a toolchain made of some code before, or makes of it now."""
+    key = hashlib.sha256(f"{code}\n{chain.name}\n{[*map(_version, chain.files)]}".encode()).hexdigest()[:32]
+    if key in _refused:
+        return _refused[key]
+    kept = cache_dir() / "assembled" / f"{key}.json"
+    with hold(cache_dir() / "locks", key):
         with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):  # not there, or damaged
-            return {name: int(value) for name, value in json.loads(kept.read_text()).items()}
-        found = _run(lowered, program, seconds)
-        if not isinstance(found, Failure):
+            return Assembled({name: int(value) for name, value in json.loads(kept.read_text()).items()}, chain.name)
+        found = make()
+        if isinstance(found, Assembled):
             with contextlib.suppress(OSError):
                 kept.parent.mkdir(parents=True, exist_ok=True)
                 part = kept.with_suffix(f".{os.getpid()}")
-                part.write_text(json.dumps(found))
+                part.write_text(json.dumps(dict(found.figures)))
                 os.replace(part, kept)
+        elif isinstance(found, Failure) and found.kind == "refused-by-compiler":
+            _refused[key] = found
         return found
 
 
-def _run(lowered: Lowered, program: str, seconds: float) -> Assembled | Failure:
-    cuda = lowered.language == "cuda"
-    with tempfile.TemporaryDirectory(prefix="conformance-assemble-") as folder:
-        file = Path(folder) / ("kernel.cu" if cuda else "kernel.hip")
-        file.write_text(lowered.source, encoding="utf-8")
-        flags = (
-            ["-cubin", f"-arch={lowered.target}", "-Xptxas", "-v"] if cuda
-            else ["--genco", f"--offload-arch={lowered.target}", "-O3", "-Rpass-analysis=kernel-resource-usage"]
-        )
-        includes = [f"-I{place}" for place in lowered.includes]
-        command = [program, *flags, "-std=c++17", *includes, "-o", str(file.with_suffix(".bin")), str(file)]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=seconds or None,
-                                  check=False)
-        except subprocess.TimeoutExpired:
-            return Failure("hang", f"{Path(program).name} was still running after {seconds:g} s")
-        except OSError as error:
-            return Failure("process-exit", f"{program} cannot be run: {error.strerror}")
-    said = done.stdout + done.stderr
-    if done.returncode < 0:
-        return Failure("compiler-abort", f"{Path(program).name} ended by signal {-done.returncode}")
-    if done.returncode:
-        lines = [line for line in said.splitlines() if "error" in line.lower()] or said.splitlines()
-        return Failure("refused-by-compiler", f"{Path(program).name}: {lines[0][:500] if lines else 'no message'}")
-    return _numbers(said, _PTXAS if cuda else _AMDGPU)
+def _able(lowered: Lowered, chain: Toolchain, seconds: float) -> Answer:
+    """The code, after a probe showed that the toolchain knows the target; when the code is refused, a second one shows
+    whether it is the headers that this toolchain lacks or cannot read."""
+    empty = PROBES[lowered.language]
+    refusal = _refusal(replace(lowered, source=empty, includes=(), nvrtc_header=""), chain, seconds)
+    if refusal:
+        unknown = f"{chain.name} does not know {lowered.target}"
+        return NotAssembled(unknown if _UNKNOWN.search(refusal) else f"for {lowered.target}: {refusal}")
+    found = _run(lowered, chain, seconds)
+    headers = "".join(f"{line}\n" for line in lowered.source.splitlines() if line.startswith("#include"))
+    if headers and isinstance(found, Failure) and found.kind == "refused-by-compiler":
+        refusal = _refusal(replace(lowered, source=headers + empty), chain, seconds)
+        if refusal:
+            return NotAssembled(f"what the code includes: {refusal}")
+    return found
 
 
-def _numbers(said: str, patterns: dict[str, str]) -> Assembled:
+def _refusal(probe: Lowered, chain: Toolchain, seconds: float) -> str:
+    """What the toolchain has against a kernel that does nothing, "" when it takes it."""
+    found = _remembered(probe, chain, functools.partial(_run, probe, chain, seconds))
+    return "" if isinstance(found, Assembled) else found.message if isinstance(found, Failure) else found.reason
+
+
+def _run(lowered: Lowered, chain: Toolchain, seconds: float) -> Assembled | Failure:
+    end = time.monotonic() + seconds
+    said = ""
+    with tempfile.TemporaryDirectory(prefix="conformance-assemble-") as name:
+        source = Path(name) / ("kernel.cu" if lowered.language == "cuda" else "kernel.hip")
+        source.write_text(lowered.source, encoding="utf-8")
+        for command in chain.commands(lowered, source):
+            try:
+                status, output = process_group.run(command, seconds and max(0.1, end - time.monotonic()), Path(name))
+            except OSError as error:
+                return Failure("process-exit", f"{chain.name}: {command[0]} cannot be run: {error.strerror}")
+            output = output.replace(f"{name}{os.sep}", "")  # the same words for every configuration
+            if status is None:
+                return Failure("hang", f"{chain.name} was still running after {seconds:.3g} s")
+            if status < 0:
+                return Failure("compiler-abort", f"{chain.name} ended by signal {-status}")
+            if status:
+                return Failure("refused-by-compiler", f"{chain.name}: {_first_error(output)}")
+            said += output
+    return Assembled(_numbers(said, chain.figures), chain.name)
+
+
+def _first_error(output: str) -> str:
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    telling = [line for line in lines if re.search(r"\b(error|fatal)\b", line, re.IGNORECASE)] or lines
+    return telling[0][:_SHOWN] if telling else "no message"
+
+
+def _numbers(said: str, patterns: Mapping[str, str]) -> dict[str, int]:
     """The largest value of each figure over all functions of the code; figures that are not reported are left out."""
     found = {name: [int(text) for text in re.findall(pattern, said)] for name, pattern in patterns.items()}
     return {name: max(values) for name, values in found.items() if values}
 
 
-def _find(name: str, variables: tuple[str, ...], place: str) -> str:
-    homes = [os.path.join(os.environ[variable], "bin") for variable in variables if os.environ.get(variable)]
-    return shutil.which(name) or next(filter(None, (shutil.which(os.path.join(p, name)) for p in (*homes, place))), "")
-
-
 @functools.cache
-def _nvcc_targets(nvcc: str) -> frozenset[str]:
-    try:
-        done = subprocess.run([nvcc, "--list-gpu-code"], capture_output=True, text=True, timeout=60, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return frozenset()
-    return frozenset(done.stdout.split())
-
-
-@functools.cache
-def _version(program: str) -> str:
-    try:
-        return subprocess.run([program, "--version"], capture_output=True, text=True, timeout=60, check=False).stdout
-    except (OSError, subprocess.TimeoutExpired):
+def _version(file: str) -> str:
+    """What a program says of itself; of a library, its size and age."""
+    if ".so" in Path(file).name:
+        with contextlib.suppress(OSError):
+            state = os.stat(file)
+            return f"{file} {state.st_size} {state.st_mtime_ns}"
         return ""
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        return subprocess.run([file, "--version"], capture_output=True, text=True, errors="replace", timeout=60,
+                              check=False).stdout
+    return ""

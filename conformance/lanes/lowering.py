@@ -31,10 +31,11 @@ from conformance.environment import version
 from conformance.errors import NotSupported
 from conformance.expectations.rule import FAILURES
 from conformance.kernel import Kernel
+from conformance.lanes.process_group import end_group
 from conformance.registry import ROOT, arch, kernels, selector
 from conformance.route import Failure, Lowered
 
-_VERSION = 1  # of what is kept
+_VERSION = 2  # of what is kept
 _SHOWN = 500  # characters of a compiler's message
 _READ = 4 << 20  # bytes of a compiler's output
 _LARGEST_FILE = 1 << 30  # bytes that a compiler may write to one file
@@ -90,7 +91,9 @@ def _in_child(kernel: Kernel, params: Mapping[str, str], arch_name: str, seconds
 def _outcome(process: BaseProcess, answer: Path, said: Path, seconds: float) -> Lowered | Failure:
     alive = process.is_alive()
     if alive:
-        process.kill()
+        if process.pid is not None:
+            end_group(process.pid)
+        process.kill()  # should it not have come to lead a group yet
         process.join()
     output = _end_of(said)
     if alive:
@@ -125,6 +128,7 @@ def _child(
     operator: str, words: str, name: str, params: dict[str, str], arch_name: str, answer: str, said: str
 ) -> None:
     """Runs in the forked process: everything it prints goes to ``said``, its result to ``answer``."""
+    os.setsid()  # what the compiler starts ends with it
     _bound_to_worker()
     output = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(output, 1)
@@ -150,7 +154,7 @@ def wrong_with(lowered: Any, table: Arch) -> str | None:
     """Why an answer of ``lower`` is no code for this architecture, or None."""
     if not isinstance(lowered, Lowered):
         return f"returned {type(lowered).__name__}, a Lowered is required"
-    for name in ("language", "target", "source"):
+    for name in ("language", "target", "source", "nvrtc_header"):
         if not isinstance(getattr(lowered, name), str):
             return f"returned {name} = {getattr(lowered, name)!r:.100}: a string is required"
     for name in ("dynamic_shared", "static_shared", "threads"):
@@ -185,7 +189,7 @@ def _bound_to_worker() -> None:
 
         def watch() -> None:
             worker.join()
-            os.kill(os.getpid(), signal.SIGKILL)
+            end_group(os.getpid())
 
         threading.Thread(target=watch, daemon=True).start()
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
+from conformance.applies import why_not_meant
 from conformance.arch import Arch
 from conformance.case import Case
 from conformance.disk_cache import cache_dir, hold
@@ -16,7 +17,6 @@ from conformance.errors import NotSupported
 from conformance.kernel import Kernel
 from conformance.lanes import assembly, lowering
 from conformance.lanes.resources import beyond, unknown_limits, used
-from conformance.registry import matrix
 from conformance.result import REJECTED, Result, Settings, blank_result, refusal
 from conformance.route import Failure, Lowered, Route
 
@@ -38,9 +38,9 @@ def not_routed(case: Case, kernel: Kernel, arch: Arch) -> str | None:
     """Why nothing can be said of the case on this kernel and architecture, or None."""
     if arch.device not in kernel.devices:
         return f"{kernel.name} runs on {' or '.join(kernel.devices)}"
-    wanted = matrix(case.operator).devices(case)
-    if wanted and arch.device not in wanted:
-        return f"{case.family} needs {' or '.join(wanted)}"
+    reason = why_not_meant(case, arch)
+    if reason:
+        return reason
     if kernel.route is None:
         return f"{arch.name} is not here, and {kernel.name} says nothing of it (@kernel(route=...))"
     return None
@@ -136,14 +136,13 @@ class Lanes:
         return self._assemble(lowered, uses)
 
     def _assemble(self, lowered: Lowered, uses: dict[str, Any]) -> dict[str, Any]:
-        program, missing = assembly.assembler(lowered)
-        if missing:
-            return {"lane": "lower", "stopped": f"not assembled: {missing}", "resources": uses}
-        found = assembly.assemble(lowered, program, self.seconds)
+        found = assembly.assemble(lowered, self.seconds)
+        if isinstance(found, assembly.NotAssembled):
+            return {"lane": "lower", "stopped": f"not assembled: {found.reason}", "resources": uses}
         if isinstance(found, Failure):
             return _failed(found, "lower", f"assembling {uses['config']} for {self.arch.name}") | {"resources": uses}
-        uses |= found
-        uses["shared_bytes"] = max(uses["shared_bytes"], lowered.dynamic_shared + found.get("static_shared", 0))
+        uses |= {**found.figures, "assembler": found.by}
+        uses["shared_bytes"] = max(uses["shared_bytes"], lowered.dynamic_shared + found.figures.get("static_shared", 0))
         too_much = beyond(uses, self.arch)
         if too_much:
             over = Failure("soft-error", f"{uses['config']} was assembled, but {too_much}")

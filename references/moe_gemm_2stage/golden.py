@@ -9,7 +9,7 @@ from torch import Tensor
 
 from references.moe_gemm_2stage.operands import Operand
 from references.moe_gemm_2stage.rounding import round_out
-from references.moe_gemm_2stage.stages import Routes, dot
+from references.moe_gemm_2stage.stages import Routes, totals
 
 _LOG2_E = math.log2(math.e)
 
@@ -21,7 +21,7 @@ def silu(x: Tensor) -> Tensor:
 
 def scaled_sums(rows: Operand, weights: Operand, routes: Routes) -> Tensor:
     """fp32 [T, k, N]: the exact sum rounded once, times the channel's scale, times the row's."""
-    acc = dot(rows, weights, routes).total.float()
+    acc = totals(rows, weights, routes).float()
     if weights.scale is not None:
         acc = acc * weights.scale[routes.ids.clamp(min=0).long()]
     return acc if rows.scale is None else acc * rows.scale[..., None]
@@ -30,7 +30,11 @@ def scaled_sums(rows: Operand, weights: Operand, routes: Routes) -> Tensor:
 def stage1(rows: Operand, w1: Operand, routes: Routes, out: str = "f16", doweight: str = "none",
            bf16_rule: str = "half-even") -> Tensor:
     """[T, k, I] in ``out``; slots without an expert are 0. ``doweight`` as in `stages.stage1`."""
-    both = scaled_sums(rows, w1, routes)
+    return activated(scaled_sums(rows, w1, routes), routes, out, doweight, bf16_rule)
+
+
+def activated(both: Tensor, routes: Routes, out: str, doweight: str = "none", bf16_rule: str = "half-even") -> Tensor:
+    """What stage 1 makes of its sums, gate and up."""
     gate, up = both.split(both.shape[-1] // 2, dim=-1)
     factor = routes.weights[..., None]
     gate = gate * factor if doweight in ("gate", "gate-and-up") else gate
@@ -42,7 +46,11 @@ def stage1(rows: Operand, w1: Operand, routes: Routes, out: str = "f16", doweigh
 def stage2_parts(rows: Operand, w2: Operand, routes: Routes, out: str, doweight: bool = True,
                  bf16_rule: str = "half-even") -> Tensor:
     """The rounded terms [T, k, H] in ``out``: what reduce mode stores, and what atomics add."""
-    z = scaled_sums(rows, w2, routes)
+    return weighted(scaled_sums(rows, w2, routes), routes, out, doweight, bf16_rule)
+
+
+def weighted(z: Tensor, routes: Routes, out: str, doweight: bool = True, bf16_rule: str = "half-even") -> Tensor:
+    """What stage 2 makes of its sums, before slots are combined."""
     return round_out(z * routes.weights[..., None] if doweight else z, out, bf16_rule)
 
 

@@ -6,8 +6,10 @@ Error bounds are those of `bounds`, before the last cast, in fp32 rounded up.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -26,7 +28,13 @@ from references.moe_gemm_2stage.storage import ENCODINGS, read_rows, read_weight
 # FlyDSL 7e6dca08, verify_output: atol = rtol of stage 1 and of stage 2. It accepts zeros; the budget decides here.
 PUBLISHED = {"moe_gemm1": 0.25, "moe_gemm2": 0.5, "moe_gemm_2stage": 0.5}
 _LARGEST = 1e38  # an error beyond any number: nothing is known of the element
+_KEPT = 1 << 24  # elements of what is kept for other cases, of several chunks together
 _CHUNK = {"cpu": 1 << 21, "cuda": 1 << 26}  # elements of one fp64 temporary
+
+
+T = TypeVar("T")
+Span = tuple[int, int]  # tokens of a chunk
+Kept = dict[tuple[str, Span], Any]
 
 
 @dataclass(frozen=True)
@@ -58,8 +66,8 @@ class Decoded:
         return replace(self, routes=Routes(self.routes.ids[start:stop], self.routes.weights[start:stop]), rows=rows)
 
 
-def decode(call: Call) -> Decoded:
-    """Read a call's arguments."""
+def decode(call: Call, shared: Shared | None = None) -> Decoded:
+    """Read a call's arguments. Weights, which take longest, are read once for the cases that share them."""
     given = call.arguments
     mode, of = MODES[given["in_dtype"]], sizes_of(given)
     served = sorting.routed(given["topk_ids"], of["E"], given["expert_mask"])
@@ -78,9 +86,16 @@ def decode(call: Call) -> Decoded:
         rows = operands.per_slot(rows, of["k"])
     payload = torch.where(served[..., None], rows.payload, 0.0)
     rows = Operand(payload, scale=None if rows.scale is None else torch.where(served, rows.scale, 1.0))
-    w1, w2 = (_weight(call, w, mode, routes) if w in given else None for w in ("w1", "w2"))
+    shared = shared or Shared()
+    w1, w2 = (shared.latest(w, _same(call), partial(_weight, call, w, mode, routes)) if w in given else None
+              for w in ("w1", "w2"))
     out = next(key for key, dtype in OUTPUTS.items() if dtype == call.output.dtype)
     return Decoded(call, mode, routes, rows, w1, w2, out)
+
+
+def _same(call: Call) -> tuple[object, ...]:
+    """What calls have in common whose tensors are the same ones. They live as long as what is shared."""
+    return tuple(id(value) for value in call.arguments.values() if isinstance(value, Tensor))
 
 
 def _weight(call: Call, name: str, mode: Mode, routes: Routes) -> Operand:
@@ -121,11 +136,12 @@ def combined(of: Decoded, found: Bounded) -> Bounded:
     return Bounded(found.value.flatten(0, 1), found.error.flatten(0, 1))
 
 
-def golden_of(of: Decoded) -> Tensor:
-    """Every rounding where it is documented, slots in ascending order."""
+def golden_sums(of: Decoded) -> Tensor:
+    """fp32 [T, k, N]: the scaled sums of the last stage, which depend neither on the output's dtype nor on how slots
+    are combined."""
     if of.w2 is None:
         assert of.w1 is not None
-        return golden.stage1(of.rows, of.w1, of.routes, of.out, of.doweight).flatten(0, 1)
+        return golden.scaled_sums(of.rows, of.w1, of.routes)
     rows = of.rows
     if of.w1 is not None:
         value = golden.stage1(of.rows, of.w1, of.routes, "f16").float()
@@ -133,13 +149,20 @@ def golden_of(of: Decoded) -> Tensor:
         if given["smooth2"] is not None:
             value = value * given["smooth2"][of.routes.ids.clamp(min=0).long()]
         rows = operands.activation(value, of.mode, _encoding(of.call), given["rule"])
-    parts = golden.stage2_parts(rows, of.w2, of.routes, of.out)
+    return golden.scaled_sums(rows, of.w2, of.routes)
+
+
+def golden_of(of: Decoded, sums: Tensor) -> Tensor:
+    """Every rounding where it is documented, slots in ascending order."""
+    if of.w2 is None:
+        return golden.activated(sums, of.routes, of.out, of.doweight).flatten(0, 1)
+    parts = golden.weighted(sums, of.routes, of.out)
     if of.w1 is None and of.combine == "reduce":
         return parts.flatten(0, 1)
     return golden.combine(parts, of.routes, of.combine)
 
 
-def _chunks(of: Decoded) -> list[tuple[int, int]]:
+def _chunks(of: Decoded) -> list[Span]:
     tokens, topk = of.routes.ids.shape
     width = max(of.rows.payload.shape[-1], *(w.payload.shape[1] for w in (of.w1, of.w2) if w is not None))
     step = max(1, _CHUNK[of.routes.ids.device.type] // (topk * width))
@@ -147,31 +170,36 @@ def _chunks(of: Decoded) -> list[tuple[int, int]]:
 
 
 def reference(call: Call, shared: Shared) -> Reference:
-    """Golden and oracle of a call. Of a call that is one chunk the terms are kept for the group's other cases."""
-    of = decode(call)
+    """Golden and oracle of a call. What the cases of a group have in common is computed once, unless it is too large to
+    be kept, and so are the rows of the oracle, which are asked for again and again."""
+    of = decode(call, shared)
     spans = _chunks(of)
     topk = call.output.shape[0] // max(1, len(of.routes.ids))  # rows of the output per token
-    golden_rows = torch.cat([golden_of(of.tokens(*span)) for span in spans])
-    known: dict[int, OracleRows] = {}
+    w = of.w1 if of.w2 is None else of.w2
+    assert w is not None
+    keep = len(spans) == 1 or of.routes.ids.numel() * w.payload.shape[1] <= _KEPT
+    same = *_same(call), of.doweight, call.arguments.get("rule")
+    kept: Kept = shared.latest("terms", same, dict) if keep else {}
 
-    def rows(start: int, stop: int) -> OracleRows:
-        if start in known:
-            return known[start]
-        part = of.tokens(start, stop)
-        if len(spans) == 1:
-            key = tuple(id(call.arguments.get(name)) for name in ("x", "a2", "w1", "w2"))
-            policies = (of.doweight, call.arguments.get("rule"))
-            found = combined(part, shared.latest("terms", (key, policies), lambda: terms(part)))
-        else:
-            found = combined(part, terms(part))
-        error = (found.error * (1 + 2.0**-22)).clamp(max=_LARGEST).float()
-        made = OracleRows(start * topk, stop * topk, found.value, error)
-        if len(spans) == 1:
-            known[start] = made
+    def of_chunk(what: str, span: Span, make: Callable[[Decoded], T]) -> T:
+        if (what, span) in kept:
+            return cast(T, kept[what, span])
+        made = make(of.tokens(*span))
+        if keep:
+            kept[what, span] = made
         return made
 
-    def oracle() -> Iterator[OracleRows]:
-        for span in spans:
-            yield rows(*span)
+    known: dict[Span, OracleRows] = {}
 
-    return Reference(golden_rows, oracle, PUBLISHED[call.case.operator])
+    def rows(span: Span) -> OracleRows:
+        if span in known:
+            return known[span]
+        found = combined(of.tokens(*span), of_chunk("terms", span, terms))
+        error = (found.error * (1 + 2.0**-22)).clamp(max=_LARGEST).float()
+        made = OracleRows(span[0] * topk, span[1] * topk, found.value, error)
+        if keep:
+            known[span] = made
+        return made
+
+    golden_rows = [golden_of(of.tokens(*span), of_chunk("golden", span, golden_sums)) for span in spans]
+    return Reference(torch.cat(golden_rows), lambda: map(rows, spans), PUBLISHED[call.case.operator])

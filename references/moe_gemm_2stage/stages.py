@@ -12,6 +12,7 @@ Errors are those before the last cast, as `conformance.operator.OracleRows` has 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -47,18 +48,41 @@ class Dot:
 
 def dot(rows: Operand, weights: Operand, routes: Routes) -> Dot:
     """rows [T, k, K] with weights [E, N, K]; 0 for slots without an expert."""
-    (tokens, topk), (_, width, _) = routes.ids.shape, weights.payload.shape
-    total = torch.zeros((tokens, topk, width), dtype=torch.float64, device=rows.payload.device)
+    total = _zeros(weights, routes)
     size, carried = torch.zeros_like(total), torch.zeros_like(total)
     left = rows.value()
-    for expert in routes.ids[routes.valid].unique().tolist():
-        here = routes.ids == expert
-        right = Operand(weights.payload[expert], None if weights.factors is None else weights.factors[expert]).value().T
-        total[here] = left[here] @ right
-        size[here] = left[here].abs() @ right.abs()
+    for here, right in _by_expert(weights, routes):
+        total[here] = left[here] @ right.T
+        right.abs_()
+        size[here] = left[here].abs() @ right.T
         if rows.error is not None:
-            carried[here] = (rows.error[here] @ right.abs()).nan_to_num(nan=math.inf)  # infinity times 0
+            carried[here] = (rows.error[here] @ right.T).nan_to_num(nan=math.inf)  # infinity times 0
     return Dot(total, size, carried)
+
+
+def totals(rows: Operand, weights: Operand, routes: Routes) -> Tensor:
+    """The exact sums of ``dot`` alone."""
+    total = _zeros(weights, routes)
+    left = rows.value()
+    for here, right in _by_expert(weights, routes):
+        total[here] = left[here] @ right.T
+    return total
+
+
+def _zeros(weights: Operand, routes: Routes) -> Tensor:
+    shape = *routes.ids.shape, weights.payload.shape[1]
+    return torch.zeros(shape, dtype=torch.float64, device=weights.payload.device)
+
+
+def _by_expert(weights: Operand, routes: Routes) -> Iterator[tuple[Tensor, Tensor]]:
+    """(bool [T, k], fp64 [N, K]): the slots of each expert that has any, and its weights. They stand in the same memory
+    each time, because to allocate so much takes longer than to fill it."""
+    wide = torch.empty(weights.payload.shape[1:], dtype=torch.float64, device=weights.payload.device)
+    for expert in routes.ids[routes.valid].unique().tolist():
+        wide.copy_(weights.payload[expert])
+        if weights.factors is not None:
+            wide.mul_(weights.factors[expert])
+        yield routes.ids == expert, wide
 
 
 def scaled_sums(rows: Operand, weights: Operand, routes: Routes, arithmetic: Arithmetic) -> Bounded:
