@@ -174,11 +174,11 @@ def _raw(value: Tensor) -> Tensor:
 
 
 def memory(case: Case, sizes: str) -> int:
-    """Peak bytes of one case: weights, rows, per output element golden, two outputs and copies; and the temporaries of
-    chunks, of one expert's fp64 weights and of a PyTorch kernel."""
+    """Peak bytes of one case: weights, stored, decoded to fp32 and once more on the way; rows, per output element golden,
+    two outputs and copies; and the temporaries of chunks, of one expert's fp64 weights and of a PyTorch kernel."""
     of = cases.extents(case, sizes)
     width = 2 if case.get("in") in ("fp16", "bf16") else 1
     slots, expert = of.tokens * of.topk, 3 * of.inter * of.hidden
     rows = slots * (of.hidden + 3 * of.inter) * (width + 10)
     small = slots * max(of.hidden, 2 * of.inter) < 1 << 20
-    return of.experts * expert * width + expert * 48 + rows + (64 << 20 if small else 6 << 30)
+    return of.experts * expert * (2 * width + 4) + expert * 48 + rows + (64 << 20 if small else 6 << 30)
