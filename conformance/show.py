@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -90,8 +91,8 @@ def _print_form(case: Case, contract: Operator, sizes: str, device: torch.device
     with torch.no_grad():
         call = call_form(contract, case, sizes, device)
     rows = [_row(name, value) for name, value in call.arguments.items()]
-    out = call.output
-    rows.append(("out", _extents(out.shape), _dtype(out.dtype), amount(out.nbytes, "B", 1024), "the result"))
+    rows += [(name, _extents(out.shape), _dtype(out.dtype), amount(out.nbytes, "B", 1024), "the result")
+             for name, out in call.outputs.items()]
     print_table(("argument", "shape", "dtype", "bytes", "remarks"), rows, f"at {sizes} sizes")
     print_fields(_figures(case, contract, sizes, call))
     print(f"(drawn in {time.perf_counter() - start:.1f} s)\n" if note else "")
@@ -99,7 +100,9 @@ def _print_form(case: Case, contract: Operator, sizes: str, device: torch.device
 
 def _figures(case: Case, contract: Operator, sizes: str, call: Call) -> list[tuple[str, object]]:
     cost = contract.cost(call)
-    fields: list[tuple[str, object]] = [("  tokens", call.output.shape[0])]
+    fields: list[tuple[str, object]] = [
+        ("  tokens" if len(call.outputs) == 1 else f"  rows of {name}", out.shape[0]) for name, out in
+        call.outputs.items()]
     for value in call.arguments.values():
         if _holds_positions(value):
             fields.append(("  valid slots", f"{int((value >= 0).sum())} of {value.numel()}"))
@@ -113,9 +116,11 @@ def _figures(case: Case, contract: Operator, sizes: str, call: Call) -> list[tup
     ]
 
 
-def _row(name: str, value: Tensor | None) -> tuple[str, str, str, str, str]:
+def _row(name: str, value: object) -> tuple[str, str, str, str, str]:
     if value is None:
         return name, "-", "-", "-", "none: not given in this case"
+    if not isinstance(value, Tensor):
+        return name, "-", "-", "-", f"the value {value}"
     remark = "-1 = padding slot" if _holds_positions(value) else ""
     if not value.is_contiguous():
         remark = f"strides {_extents(value.stride())}"
@@ -125,9 +130,9 @@ def _row(name: str, value: Tensor | None) -> tuple[str, str, str, str, str]:
     return name, _extents(value.shape), _dtype(value.dtype), size, remark
 
 
-def _holds_positions(value: Tensor | None) -> bool:
-    """Whether a tensor holds indices, in which a negative number marks a slot without a row."""
-    return value is not None and not value.is_meta and value.dtype in (torch.int32, torch.int64)
+def _holds_positions(value: object) -> TypeGuard[Tensor]:
+    """Whether it is a tensor of indices, in which a negative number marks a slot without a row."""
+    return isinstance(value, Tensor) and not value.is_meta and value.dtype in (torch.int32, torch.int64)
 
 
 def _extents(extents: Sequence[int]) -> str:
