@@ -91,7 +91,8 @@ def sort_block(
         compiled = tilelang_build.load(str(spec), spec.target, partial(build, spec))
         assert compiled is not None
         compiled(
-            topk_ids, topk_weights, _absent(str(topk_ids.device)) if expert_mask is None else expert_mask,
-            sorted_token_ids, sorted_weights, sorted_expert_ids, num_valid_ids,
-            words, experts, block, int(expert_mask is not None),
+            topk_ids.view(-1), topk_weights.view(-1),
+            _absent(str(topk_ids.device)) if expert_mask is None else expert_mask,
+            sorted_token_ids, sorted_weights, sorted_expert_ids, num_valid_ids, words,
+            *topk_ids.shape, experts, block, int(expert_mask is not None),
         )

@@ -20,7 +20,7 @@ _SPAN = 8  # elements of the buffer that one thread zeroes
 
 @dataclass(frozen=True)
 class Spec:
-    """One compiled kernel. Tokens, slots, experts, the block's rows and the buffer's size stay dynamic.
+    """One compiled kernel. Tokens, slots (flat), experts, the block's rows and the buffer's size stay dynamic.
 
     target: "cuda", "hip" or "c". board: experts that fit. word: integer type by which the buffer is zeroed, "uint16" or
     "int32". threads: per block.
@@ -41,16 +41,15 @@ def build(spec: Spec) -> Any:
 
     dialect = Dialect(spec.target)
     step = spec.threads
-    tokens, topk, entries = (T.dynamic(name) for name in ("tokens", "topk", "entries"))
-    blocks, words = (T.dynamic(name) for name in ("blocks", "words"))
-    slots_type, weights_type = T.Tensor((tokens, topk), "int32"), T.Tensor((tokens, topk), "float32")
+    slots, entries, blocks, words = (T.dynamic(name) for name in ("slots", "entries", "blocks", "words"))
+    slots_type, weights_type = T.Tensor((slots,), "int32"), T.Tensor((slots,), "float32")
     mask_type = T.Tensor((T.dynamic("known"),), "int32")
     ids_type, shares_type = T.Tensor((entries,), "int32"), T.Tensor((entries,), "float32")
     owners_type, valid_type = T.Tensor((blocks,), "int32"), T.Tensor((2,), "int32")
     words_type = T.Tensor((words,), spec.word)
 
     @T.macro
-    def lay_out(number, count, first, valid, experts, block):
+    def lay_out(number, count, first, valid, tokens, experts, block):
         """One thread: numbers of local experts and the first row of each run; ``first`` gets one entry more."""
         local = T.alloc_var("int32")
         row = T.alloc_var("int32")
@@ -67,7 +66,7 @@ def build(spec: Spec) -> Any:
         valid[1] = tokens
 
     @T.macro
-    def sort(topk_ids, topk_weights, mask, ids, shares, owners, valid, experts, block, masked, thread):
+    def sort(topk_ids, topk_weights, mask, ids, shares, owners, valid, tokens, topk, experts, block, masked, thread):
         number = dialect.board(spec.board + 1, "int32")
         count = dialect.board(spec.board + 1, "int32")
         first = dialect.board(spec.board + 1, "int32")
@@ -82,9 +81,9 @@ def build(spec: Spec) -> Any:
                     expert = mask[n * step + thread]
                 number[n * step + thread] = T.if_then_else(expert != 0, 0, _ABSENT)
         dialect.barrier()
-        for n in T.serial(T.ceildiv(tokens * topk, step)):
-            if n * step + thread < tokens * topk:
-                expert = topk_ids[(n * step + thread) // topk, (n * step + thread) % topk]
+        for n in T.serial(T.ceildiv(slots, step)):
+            if n * step + thread < slots:
+                expert = topk_ids[n * step + thread]
                 if expert >= 0 and expert < experts:
                     if dialect.gpu:
                         T.atomic_add(count[expert], 1)
@@ -92,7 +91,7 @@ def build(spec: Spec) -> Any:
                         count[expert] = count[expert] + 1
         dialect.barrier()
         if thread == 0:
-            lay_out(number, count, first, valid, experts, block)
+            lay_out(number, count, first, valid, tokens, experts, block)
         dialect.barrier()
         for n in T.serial(T.ceildiv(entries, step)):
             if n * step + thread < entries:
@@ -110,9 +109,9 @@ def build(spec: Spec) -> Any:
                 for b in T.serial(last - row):
                     owners[row + b] = expert
         dialect.barrier()
-        for n in T.serial(T.ceildiv(tokens * topk, step)):
-            if n * step + thread < tokens * topk:
-                expert = topk_ids[(n * step + thread) // topk, (n * step + thread) % topk]
+        for n in T.serial(T.ceildiv(slots, step)):
+            if n * step + thread < slots:
+                expert = topk_ids[n * step + thread]
                 row = _ABSENT
                 if expert >= 0 and expert < experts:
                     row = number[expert]
@@ -124,7 +123,7 @@ def build(spec: Spec) -> Any:
                         count[expert] = row + 1
                     row = row + first[expert]
                     ids[row] = (((n * step + thread) % topk) << TOKEN_BITS) | ((n * step + thread) // topk)
-                    shares[row] = topk_weights[(n * step + thread) // topk, (n * step + thread) % topk]
+                    shares[row] = topk_weights[n * step + thread]
 
     @T.macro
     def zero(buffer, first_word):
@@ -134,12 +133,13 @@ def build(spec: Spec) -> Any:
 
     @T.prim_func
     def sort_block(topk_ids: slots_type, topk_weights: weights_type, mask: mask_type, ids: ids_type,
-                   shares: shares_type, owners: owners_type, valid: valid_type, buffer: words_type, experts: T.int32,
-                   block: T.int32, masked: T.int32):
+                   shares: shares_type, owners: owners_type, valid: valid_type, buffer: words_type, tokens: T.int32,
+                   topk: T.int32, experts: T.int32, block: T.int32, masked: T.int32):
         with dialect.launch(T.ceildiv(words, step * _SPAN) + 1, threads=step) as at:
             thread = dialect.thread()
             if at == 0:
-                sort(topk_ids, topk_weights, mask, ids, shares, owners, valid, experts, block, masked, thread)
+                sort(topk_ids, topk_weights, mask, ids, shares, owners, valid, tokens, topk, experts, block, masked,
+                     thread)
             else:
                 zero(buffer, (at - 1) * _SPAN * step + thread)
 
