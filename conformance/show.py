@@ -100,9 +100,7 @@ def _print_form(case: Case, contract: Operator, sizes: str, device: torch.device
 
 def _figures(case: Case, contract: Operator, sizes: str, call: Call) -> list[tuple[str, object]]:
     cost = contract.cost(call)
-    fields: list[tuple[str, object]] = [
-        ("  tokens" if len(call.outputs) == 1 else f"  rows of {name}", out.shape[0]) for name, out in
-        call.outputs.items()]
+    fields: list[tuple[str, object]] = [("  tokens", call.output.shape[0])] if len(call.outputs) == 1 else []
     for value in call.arguments.values():
         if _holds_positions(value):
             fields.append(("  valid slots", f"{int((value >= 0).sum())} of {value.numel()}"))
@@ -131,8 +129,9 @@ def _row(name: str, value: object) -> tuple[str, str, str, str, str]:
 
 
 def _holds_positions(value: object) -> TypeGuard[Tensor]:
-    """Whether it is a tensor of indices, in which a negative number marks a slot without a row."""
-    return isinstance(value, Tensor) and not value.is_meta and value.dtype in (torch.int32, torch.int64)
+    """Whether it is a tensor [tokens, slots] of indices, in which a negative number marks a slot without a row."""
+    return (isinstance(value, Tensor) and not value.is_meta and value.dim() == 2
+            and value.dtype in (torch.int32, torch.int64))
 
 
 def _extents(extents: Sequence[int]) -> str:

@@ -74,7 +74,8 @@ def run(options: argparse.Namespace) -> int:
         call = contract.inputs(case, settings.sizes, device, Shared())
         call.set_poison(1)  # rows that no slot refers to
         for name, value in call.arguments.items():
-            print(f"  {name}: {f'{value.dtype} {list(value.shape)}' if isinstance(value, torch.Tensor) else value}")
+            form = f"{value.dtype} {list(value.shape)}" if isinstance(value, torch.Tensor) else value
+            print(f"  {name}: {'none' if value is None else form}")
         sums = {name: checksum(value) for name, value in call.arguments.items() if isinstance(value, torch.Tensor)}
         if CHECKSUMS is not None and options.sizes == SIZES and sums != CHECKSUMS:
             print("WARNING: these are not the inputs of when this file was written: the suite has changed since")
@@ -141,7 +142,7 @@ def show_mismatch(reference: Any, result: Any, most: int) -> None:
         return
     print(f"{count} of {golden.numel()} elements differ from the golden in their bits")
     table = differs.reshape(len(differs), -1)
-    for axis, name in ((0, "row"), (1, "column")):
+    for axis, name in ((0, "row"), (1, "column"))[: golden.dim()]:
         hit = table.any(dim=1 - axis).nonzero().flatten().tolist()
         shown = ", ".join(map(str, hit[:8])) + (f", ... {hit[-1]}" if len(hit) > 8 else "")
         print(f"  in {len(hit)} of {table.shape[axis]} {name}s: {shown}")

@@ -247,6 +247,7 @@ def test_entries_change_places_within_their_group_only() -> None:
     assert ordered([3, 1, 2, 5, 4], [1, 2, 3, 4, 5], groups) == [3, 1, 2, 5, 4]
     assert ordered([4, 1, 2, 5, 3], [1, 2, 3, 4, 5], groups) == [3, 1, 2, 5, 4]  # 4 and 3 stand in the wrong group
     assert ordered([7, 7, 2, 4, 4], [7, 7, 2, 4, 5], groups) == [7, 7, 2, 4, 5]
+    assert ordered([2, 2, 3], [1, 2, 3], [0, 0, 0]) == [1, 2, 3]  # the one in its place is right, the other is not
     assert ordered([], [], []) == []
     assert ordered([-1, -(2**31)], [-(2**31), -1], [0, 0]) == [-1, -(2**31)]
 
