@@ -152,6 +152,19 @@ class Fault:
     predict: Callable[[Call, Tensor], Tensor | None]
 
 
+@dataclass(frozen=True)
+class FaultyOutputs:
+    """A faulty semantics of an operator whose outputs are exact.
+
+    key and sentence as of a `Fault`. predict(call): all outputs of a kernel with this fault, by name and in the forms
+    of the call; None where the call gives the fault nothing to act on.
+    """
+
+    key: str
+    sentence: str
+    predict: Callable[[Call], Results | None]
+
+
 class Shared:
     """Values that the cases of one group have in common; they are dropped when the group changes."""
 
@@ -202,7 +215,8 @@ class Operator:
     that differ from row to row and so tell what was read.
 
     outputs: names of the outputs, where there are several: ``output`` and ``inputs`` then give a form for each,
-    ``reference`` gives `References`, and ``validate`` gets the tensors to fill by name.
+    ``reference`` gives `References`, and ``validate`` gets the tensors to fill by name. faulty_outputs: what failures
+    of exact outputs are compared with, most specific first.
     """
 
     name: str
@@ -222,3 +236,4 @@ class Operator:
     published: float | None = None
     faults: tuple[Fault, ...] = ()
     outputs: tuple[str, ...] = (ONLY,)
+    faulty_outputs: tuple[FaultyOutputs, ...] = ()

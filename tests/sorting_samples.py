@@ -84,7 +84,7 @@ def by_loop(ids: Tensor, weights: Tensor, experts: int, block: int, mask: list[i
     valid, rows = len(token_ids), max(0, tokens * topk + experts * block - topk)
     blocks = (rows + block - 1) // block
     if fault == "expert of the next block":
-        of_block = [*of_block[1:], 0]
+        of_block = [*of_block[1:], -1]
     counted = {"valid rows not padded": used, "valid rows of the whole list": rows, "valid blocks": valid // block}
     behind = {"tail is 0": 0, "tail is token T": tokens}.get(fault, pad)
     return ((token_ids + [behind] * (rows - valid))[:rows], (sorted_weights + [0.0] * (rows - valid))[:rows],

@@ -199,7 +199,7 @@ def test_a_sort_with_a_fault_fails(fault: str) -> None:
     found = judged(loop_kernel(fault), sample(**FAULTS[fault]))
     assert (found.state, found.kind) == ("fail", "exact"), found.message
     assert found.first is not None and found.wrong > 0
-    assert f": {found.first['output']}: {found.wrong} of " in found.message
+    assert f"run with poison 0: {found.first['output']}: {found.wrong} of " in found.message
     for words, output in OF_OUTPUT.items():
         if fault.startswith(words) and fault not in ("experts descend", "experts with no token are not counted"):
             assert found.first["output"] == output
@@ -212,6 +212,51 @@ def test_an_output_that_is_not_written_as_the_contract_says_fails(name: str) -> 
     if name in ("stale tail", "last id not written", "first expert not written", "tokens not written",
                 "buffer not zeroed"):
         assert "hold the poison" in found.message or "no element was written" in found.message
+
+
+EXPLAINED = {
+    "sentinel without slot": "sentinel-no-slot", "sentinel is the last route": "sentinel-last-route",
+    "sentinel is token 0": "sentinel-token-0", "sentinel is -1": "sentinel-minus-1",
+    "slot in bits 16 to 23": "slot-bits-16", "slot lost": "slot-lost", "slot counted from 1": "slot-from-1",
+    "token and slot exchanged": "exchanged", "weight of the next slot": "weight-next-slot",
+    "weight of token 0": "weight-token-0", "weight of the next token": "weight-next-token",
+    "-1 is expert 0": "invalid-first", "-1 is the last expert": "invalid-last", "masked expert kept": "masked-kept",
+    "only 1 is true": "mask-is-1", "last slot dropped": "last-slot-lost", "duplicate lost": "duplicate-lost",
+    "global expert ids": "global-ids", "expert of the next block": "next-block",
+    "valid rows not padded": "valid-unpadded", "valid rows of the whole list": "valid-all",
+    "valid blocks": "valid-blocks", "tail is 0": "tail-zeros",
+}
+
+
+def test_every_faulty_semantics_of_the_table_has_a_sort() -> None:
+    assert sorted(EXPLAINED.values()) == sorted(fault.key for fault in CONTRACT.faulty_outputs)
+
+
+@pytest.mark.parametrize("fault", EXPLAINED)
+def test_the_first_sentence_names_the_fault(fault: str) -> None:
+    found = judged(loop_kernel(fault), sample(**FAULTS[fault]))
+    diagnosis = (found.details or {})["diagnosis"]
+    assert diagnosis["key"] == EXPLAINED[fault], found.message
+    assert diagnosis["explained"] == 1.0 and diagnosis["others"] == ()
+    assert f": {diagnosis['sentence']} (explains 100 % of " in found.message
+
+
+def test_what_no_fault_of_the_table_explains_is_not_explained() -> None:
+    found = judged(loop_kernel(edit=EDITS["routes of two experts exchanged"]), sample())
+    assert found.details is None and "sorts: run with poison 0: sorted_token_ids: 2 of " in found.message
+
+
+def test_a_result_of_an_earlier_call_is_recognised() -> None:
+    kept: list[dict[str, Tensor]] = []
+
+    def remembers(written: Any) -> None:
+        if not kept:
+            kept.append({name: one.clone() for name, one in written.outs.items()})
+        for name, one in written.outs.items():
+            one.copy_(kept[0][name])
+
+    found = judged(loop_kernel(edit=remembers), sample(launch="redraw"))
+    assert (found.details or {})["diagnosis"]["key"] == "remembered-result", found.message
 
 
 def test_one_wrong_id_is_one_wrong_element_in_any_order() -> None:

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from conformance.diagnosis.diagnose import PROBE, Allowance, Diagnosis, diagnose
 from conformance.diagnosis.evidence import gather
+from conformance.diagnosis.exact import diagnose_exact
 from conformance.formats import bits
 from conformance.joint import Joint
 from conformance.launch import KernelRaised, Launched, Launcher
-from conformance.operator import Call, Fault, Reference, References, Shared
+from conformance.operator import Call, Fault, FaultyOutputs, Reference, References, Shared
 from conformance.verdict import Verdict, check_form, judge
 
 KINDS = frozenset({"nan-map", "inf-map", "exact", "bits", "budget", "published", "poison"})
@@ -30,14 +31,14 @@ def explain(verdict: Verdict, launcher: Launcher, launched: Launched, joint: Joi
     ``joint`` belongs to the launched call, ``first`` to the launcher's own, ``name`` to the output that failed.
     """
     result, reference = launched.results[name], joint.references.of[name]
-    comparable = verdict.kind in KINDS and result.dim() == 2 and not reference.exact
-    if not comparable or not allowance.grants(launcher.kernel.name):
+    comparable = bool(launcher.operator.faulty_outputs) if reference.exact else result.dim() == 2
+    if verdict.kind not in KINDS or not comparable or not allowance.grants(launcher.kernel.name):
         return verdict
-    failure = _Failure(launcher, launched, reference, name)
     try:
         said = io.StringIO()  # what the kernel prints was printed by the failed launch
         with allowance, contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-            found = _diagnosis(failure, first.references.of[name])
+            found = (_of_exact_outputs(launcher, launched, joint, first) if reference.exact else
+                     _diagnosis(_Failure(launcher, launched, reference, name), first.references.of[name]))
     except Exception as error:  # the failure itself must be reported whatever happens here
         return replace(verdict, message=f"{verdict.message} (no diagnosis: {type(error).__name__}: {error})")
     if found is None:
@@ -81,6 +82,16 @@ class _Failure:
         """Whether the output is right when it is this one."""
         promise = self.launcher.kernel.promise
         return result is not None and judge(result, self.part.call, self.reference, promise, 0.0).passed
+
+
+def _of_exact_outputs(launcher: Launcher, launched: Launched, joint: Joint, first: Joint) -> Diagnosis | None:
+    faults = launcher.operator.faulty_outputs
+    if launched.call is not launcher.call:
+        earlier = {name: reference.golden for name, reference in first.references.of.items()}
+        faults = (FaultyOutputs("remembered-result", "the result of an earlier call at the same addresses is returned",
+                                lambda call: earlier), *faults)
+    launched.call.set_poison(launched.poison)
+    return diagnose_exact(launched.results, launched.call, joint.references.settled(launched.results), faults)
 
 
 def _diagnosis(failure: _Failure, first: Reference) -> Diagnosis | None:

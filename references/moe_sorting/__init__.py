@@ -13,6 +13,7 @@ numbered by their order. Golden: `references.moe_gemm_2stage.sorting`.
 
 from conformance.operator import Operator
 from references.moe_sorting.contract import ARGUMENTS, OUTPUTS, VARIANTS, cost, output, validate, variant
+from references.moe_sorting.faults import FAULTS
 from references.moe_sorting.inputs import inputs, memory, tokens_expected
 from references.moe_sorting.reference import golden, reference
 
@@ -32,6 +33,7 @@ OPERATOR = Operator(
     memory=memory,
     cost=cost,
     outputs=OUTPUTS,
+    faulty_outputs=FAULTS,
     policies={
         "order": "of the routes in one expert's run any, its padding included, each weight beside its id. A kernel "
         "that promises 'bit-exact' is stable: by token, then the padding.",
