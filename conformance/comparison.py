@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from conformance.diagnosis.diagnose import Allowance
 from conformance.diagnosis.inquiry import explain
-from conformance.formats import bits
-from conformance.guards import checksum, checksums, shares_memory, unwritten
+from conformance.guards import checksum, checksums, unwritten
+from conformance.joint import Joint
 from conformance.kernel import LEVELS
 from conformance.launch import Launched, Launcher
-from conformance.operator import Call, Reference, Shared
-from conformance.verdict import Verdict, check_form, golden_fraction, judge
+from conformance.operator import Call, Reference, References, Results, Shared
+from conformance.verdict import Verdict, number, spelled
 
 
 @dataclass(frozen=True)
 class Subject:
-    """One case made ready: its call, its reference, and the checksums of inputs and golden before any kernel ran."""
+    """One case made ready: its call, its references, and the checksums of inputs and goldens before any kernel ran."""
 
-    call: Call
-    reference: Reference
+    joint: Joint
     sums: dict[str, int]
-    golden_sum: int
-    golden_fraction: Callable[[], float]
+    golden_sums: dict[str, int]
+
+    @property
+    def call(self) -> Call:
+        return self.joint.call
 
     def intact(self) -> bool:
-        return checksum(self.reference.golden) == self.golden_sum
+        return golden_sums(self.joint.references) == self.golden_sums
+
+
+def golden_sums(references: References) -> dict[str, int]:
+    return {name: checksum(reference.golden) for name, reference in references.of.items()}
 
 
 def launch_and_compare(launcher: Launcher, subject: Subject, allowance: Allowance) -> tuple[Verdict, str | None]:
@@ -38,35 +42,33 @@ def launch_and_compare(launcher: Launcher, subject: Subject, allowance: Allowanc
     kernel, call = launcher.kernel, launcher.call
     passed: list[Verdict] = []
     paths: dict[str | None, None] = {}  # what ran where no configuration was forced, in order
-    firsts: dict[str | None, tuple[Launched, Tensor]] = {}
+    firsts: dict[str | None, tuple[Launched, Results]] = {}
     for launched in launcher.launch(call.case.get("launch", "plain")):
         if launched.config is None:
             paths[launched.path] = None
-        problem = check_form(launched.result, call.output, launcher.device, kernel.fills_out)
+        same, results = launched.call is call, launched.results
+        joint = subject.joint if same else Joint.of(launched.call, launcher.operator.reference(launched.call, Shared()))
+        problem = joint.problem(results, launcher.device, kernel.fills_out)
         if launched.overrun or problem:
             kind, what = ("guard", launched.overrun) if launched.overrun else ("form", problem)
             return Verdict(None, kind, f"{launched.label}: {what}"), launched.path
-        if launched.result.numel() and (name := shares_memory(launched.result, launched.call.arguments)):
-            return Verdict(None, "form", f"{launched.label}: the result is a view of the input {name}"), launched.path
-        first = firsts.get(launched.config) if launched.call is call else None
+        first = firsts.get(launched.config) if same else None
         if first is not None:
-            if torch.equal(bits(launched.result), bits(first[1])):
+            differs = joint.difference(first[1], results)
+            if differs is None:
                 continue
             if kernel.repeats(call.case.params):
-                found = _blamed(_disagreement(launcher, first, launched), subject)
-                found = explain(found, launcher, launched, subject.reference, subject.reference, allowance)
-                return found, launched.path
-        same = launched.call is call
-        reference = subject.reference if same else launcher.operator.reference(launched.call, Shared())
-        fraction = subject.golden_fraction() if same else golden_fraction(reference)
-        found = judge(launched.result, launched.call, reference, kernel.promise, fraction)
+                name, mask = differs
+                found = _blamed(_disagreement(launcher, joint, name, mask, first, launched), subject)
+                return explain(found, launcher, launched, joint, subject.joint, name, allowance), launched.path
+        found, name = joint.judge(results, kernel.promise)
         if not found.passed:
-            found = _blamed(_explained(found, launched), subject)
-            return explain(found, launcher, launched, reference, subject.reference, allowance), launched.path
+            found = _blamed(_explained(found, launched.part(name), joint.references.of[name]), subject)
+            return explain(found, launcher, launched, joint, subject.joint, name, allowance), launched.path
         passed.append(found)
-        if launched.call is call:
-            # its own buffer when the kernel fills one; what a kernel returns it may write to again
-            kept = launched.result if kernel.fills_out else launched.result.clone()
+        if same:
+            # buffers of their own when the kernel fills them; what a kernel returns it may write to again
+            kept = results if kernel.fills_out else {name: one.clone() for name, one in results.items()}
             firsts.setdefault(launched.config, (launched, kept))
     verdict = max(passed, key=lambda one: (LEVELS.index(one.level or ""), one.budget_fraction or 0.0))
     fallbacks = [path for path in paths if path not in kernel.native_paths]  # None too: a launch that did not say
@@ -88,9 +90,11 @@ def _blamed(verdict: Verdict, subject: Subject) -> Verdict:
     return Verdict(None, "input-changed", f"{message}; after that, {verdict.message}")
 
 
-def _explained(verdict: Verdict, launched: Launched) -> Verdict:
+def _explained(verdict: Verdict, part: Launched, reference: Reference) -> Verdict:
     """The verdict with the launch it belongs to and, where elements still hold poison, that they were not written."""
-    left = unwritten(launched.result, launched.poison)
+    left = unwritten(part.result, part.poison)
+    if reference.open is not None:
+        left &= ~reference.open
     count = int(left.sum())
     if count and count == left.numel():
         note = "; no element was written"
@@ -98,28 +102,29 @@ def _explained(verdict: Verdict, launched: Launched) -> Verdict:
         note = f"; {count} elements still hold the poison of the output, first at {left.nonzero()[0].tolist()}"
     else:
         note = ""
-    return replace(verdict, message=f"{launched.label}: {verdict.message}{note}")
+    return replace(verdict, message=f"{part.label}: {verdict.message}{note}")
 
 
-def _disagreement(launcher: Launcher, first: tuple[Launched, Tensor], second: Launched) -> Verdict:
-    """Two launches of one call differ: run both poisons again to tell poison from chance."""
-    result = second.result.clone()
-    differs = bits(result) != bits(first[1])
+def _disagreement(launcher: Launcher, joint: Joint, name: str, differs: Tensor, first: tuple[Launched, Results],
+                  second: Launched) -> Verdict:
+    """Two launches of one call differ in one output: run both poisons again to tell poison from chance."""
+    results = {key: one.clone() for key, one in second.results.items()}
     place = differs.nonzero()[0].tolist()
     by_poison = first[0].poison != second.poison
     # The second one first: a kernel that is wrong on every other call would repeat itself in the old order.
-    for launched, before in ((second, result), first):
-        again = launcher.once("again", launched.poison, launched.config).result
-        well_formed = check_form(again, launcher.call.output, launcher.device, True) is None
-        by_poison = by_poison and well_formed and torch.equal(bits(again), bits(before))
+    for launched, before in ((second, results), first):
+        again = launcher.once("again", launched.poison, launched.config).results
+        well_formed = joint.problem(again, launcher.device, True) is None
+        by_poison = by_poison and well_formed and joint.difference(before, again) is None
     kind = "poison" if by_poison else "repeat"
     what = (
         "depends on what stood in the output, in padding or in rows that no slot refers to"
         if kind == "poison"
         else "is not repeatable"
     )
-    one, two = float(first[1][tuple(place)]), float(result[tuple(place)])
-    message = f"the result {what}: {int(differs.sum())} elements differ between '{first[0].label}' and "
-    message += f"'{second.label}', first at {place}: {one:.9g} and {two:.9g}"
-    first_place = {"index": place, "expected": one, "actual": two}
+    one, two = (number(values[name][tuple(place)]) for values in (first[1], results))
+    subject = "the result" if len(results) == 1 else f"{name} of the result"
+    message = f"{subject} {what}: {int(differs.sum())} elements differ between '{first[0].label}' and "
+    message += f"'{second.label}', first at {place}: {spelled(one)} and {spelled(two)}"
+    first_place = {**({"output": name} if len(results) > 1 else {}), "index": place, "expected": one, "actual": two}
     return Verdict(None, kind, message, wrong=int(differs.sum()), first=first_place)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from conformance.layouts import BAND
-from conformance.operator import Output
+from conformance.operator import ONLY, Call, Output, Results
 
 POISON_BYTES = (0xFF, 0x5A, 0x3C)  # NaN in every float format here, a finite value, and a small one for diagnosis
 _WIDTH = 8 * 8191  # words in a row of a checksum's grid
@@ -50,6 +50,35 @@ class GuardedOutput:
             gaps = rows[:, self.tensor.shape[-1] * self.tensor.element_size() :] != POISON_BYTES[which]
             if bool(gaps.any()):
                 return f"{int(gaps.sum())} bytes changed between the output's rows"
+        return None
+
+
+@dataclass(frozen=True)
+class Buffers:
+    """The guarded outputs of one call, by name."""
+
+    by_name: Mapping[str, GuardedOutput]
+
+    @classmethod
+    def allocate(cls, call: Call, device: torch.device) -> Buffers:
+        return cls({name: GuardedOutput.allocate(form, device) for name, form in call.outputs.items()})
+
+    def tensors(self) -> Tensor | Results:
+        """The one output, or the outputs by name; tensors made anew, so that who gets them cannot change ours."""
+        only = self.by_name.get(ONLY)
+        return only.tensor.detach() if only else {name: one.tensor.detach() for name, one in self.by_name.items()}
+
+    def poison(self, which: int) -> None:
+        for one in self.by_name.values():
+            one.poison(which)
+
+    def damage(self, which: int) -> str | None:
+        """What was done to a buffer since ``poison(which)`` that must not be done, or None."""
+        for name, one in self.by_name.items():
+            if one.tensor.numel() and one.tensor.data_ptr() != one.storage.data_ptr() + BAND:
+                return f"the tensor given as {name} was made to point at other memory"
+            if (found := one.overrun(which)) is not None:
+                return found if name == ONLY else f"{name}: {found}"
         return None
 
 

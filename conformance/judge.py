@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from conformance.case import Case
-from conformance.comparison import Subject, launch_and_compare
+from conformance.comparison import Subject, golden_sums, launch_and_compare
 from conformance.diagnosis.diagnose import Allowance
 from conformance.errors import NotSupported
 from conformance.guards import checksum, checksums
+from conformance.joint import Joint
 from conformance.kernel import Kernel
 from conformance.launch import CaptureFailed, KernelRaised, Launcher
 from conformance.layouts import MAY_REFUSE
@@ -23,7 +24,6 @@ from conformance.pins import changed
 from conformance.registry import matrix, operator
 from conformance.result import REJECTED, Result, Settings, blank_result, refusal, why_not_run
 from conformance.vacuity import accepted, is_proved
-from conformance.verdict import golden_fraction
 
 
 def torch_device(settings: Settings) -> torch.device:
@@ -58,7 +58,7 @@ class Judge:
         blank = blank_result(case, kernel, self.settings, "pass")
         try:
             subject = self._prepare(case, blank.group)
-            if (drift := changed(case, self.settings.sizes, subject.reference.golden)) is not None:
+            if (drift := changed(case, self.settings.sizes, subject.joint.references)) is not None:
                 return replace(blank, state="error", kind="oracle-changed", message=f"{case.id}: {drift}")
             if (taken := self._accepted(case, subject)) is not None:
                 return replace(blank, state="error", kind="vacuous",
@@ -76,7 +76,8 @@ class Judge:
                 return result
             if result.kind not in _HARMLESS or not subject.intact():
                 self.forget()  # a faulty kernel may have written anywhere
-        return replace(result, elements=subject.reference.golden.numel(), seconds=round(time.perf_counter() - start, 5))
+        elements = subject.joint.references.elements
+        return replace(result, elements=elements, seconds=round(time.perf_counter() - start, 5))
 
     def _context_works(self) -> bool:
         if self.settings.device != "cuda":
@@ -104,9 +105,8 @@ class Judge:
         self.shared.enter(group)
         call = contract.inputs(case, self.settings.sizes, device, self.shared)
         call.set_poison(1)
-        reference = contract.reference(call, self.shared)
-        fraction = functools.lru_cache(lambda: golden_fraction(reference))
-        subject = Subject(call, reference, self._checksums(call), checksum(reference.golden), fraction)
+        joint = Joint.of(call, contract.reference(call, self.shared))
+        subject = Subject(joint, self._checksums(call), golden_sums(joint.references))
         self._subject = case.id, subject
         return subject
 
@@ -115,7 +115,7 @@ class Judge:
         if not is_proved(case, self.vacuity):
             return None
         if case.id not in self._vacuous:
-            self._vacuous[case.id] = accepted(subject.call, subject.reference)
+            self._vacuous[case.id] = accepted(subject.call, subject.joint.references)
         return self._vacuous[case.id]
 
     def _checksums(self, call: Call) -> dict[str, int]:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from conformance.arch import Arch
+    from conformance.operator import Results
     from conformance.route import Lowered, Route
 
 LEVELS = ("bit-exact", "within-budget", "published")
@@ -34,13 +35,14 @@ class Kernel:
     """An implementation under test.
 
     function: called with the operator's arguments by name; it either fills ``out`` or, having no such parameter,
-    returns the result (and may take ``out_dtype``). promise: the level below which it fails. devices: where it
-    runs. supports(params): None, or why a case is not taken. requires(device): None, or why it cannot run on this
-    machine. prepare(params, device): compile ahead what a case needs. configs: strings that can be forced
-    through the function's ``config`` parameter. repeatable: same bits on every run, for all cases or by
-    their parameters. strided: takes strided and unaligned tensors. graph_safe: its launches can be captured in a
-    CUDA graph, which fails where it waits for a result. native: the paths that are no fallback (default: the kernel's
-    own name); another one that the function reports needs a rule of expectation. route(params, arch): the path and
+    returns the result (and may take ``out_dtype``). Of an operator with several outputs it fills them all, each the
+    parameter of its name, or returns them all, by name or in the operator's order. promise: the level below which it
+    fails. devices: where it runs. supports(params): None, or why a case is not taken. requires(device): None, or why
+    it cannot run on this machine. prepare(params, device): compile ahead what a case needs. configs: strings that can
+    be forced through the function's ``config`` parameter. repeatable: same bits on every run, for all cases or by
+    their parameters. strided: takes strided and unaligned tensors. graph_safe: its launches can be captured in a CUDA
+    graph, which fails where it waits for a result. native: the paths that are no fallback (default: the kernel's own
+    name); another one that the function reports needs a rule of expectation. route(params, arch): the path and
     configuration for an architecture that need not be here, NotSupported when it would refuse. lower(params, arch):
     the code of that configuration.
     """
@@ -82,20 +84,24 @@ class Kernel:
 
     @property
     def fills_out(self) -> bool:
-        return "out" in self.parameters
+        from conformance.registry import operator
 
-    def run(self, arguments: Mapping[str, Any], out: Tensor, config: str | None = None, validate: bool = True
-            ) -> tuple[Tensor, str | None]:
-        """Validate, call, and return (result, path that ran). ``out`` is filled, or tells the dtype to return.
+        return self.parameters.issuperset(operator(self.operator).outputs)
+
+    def run(self, arguments: Mapping[str, Any], out: Tensor | Results, config: str | None = None,
+            validate: bool = True) -> tuple[Any, str | None]:
+        """Validate, call, and return (result, path that ran). ``out`` is filled, or tells the dtype to return; of an
+        operator with several outputs it and the result hold them by name.
 
         Raises what the operator's ``validate`` raises, before the function is entered; TypeError when an argument
-        that the case gives is not taken by the function. To validate may need values of tensors, and so wait for the
-        device: a call that is captured in a graph leaves it out.
+        that the case gives is not taken by the function, or some of several outputs and not all. To validate may need
+        values of tensors, and so wait for the device: a call that is captured in a graph leaves it out.
         """
         from conformance.registry import operator
 
+        contract = operator(self.operator)
         if validate:
-            operator(self.operator).validate(dict(arguments), out, self.strided)
+            contract.validate(dict(arguments), out, self.strided)
         given: dict[str, Any] = {}
         for name, value in arguments.items():
             if name in self.parameters:
@@ -103,10 +109,15 @@ class Kernel:
             elif value is not None:
                 raise TypeError(f"kernel {self.name} has no parameter {name!r}, which this case gives; add it, or "
                                 "declare through supports= that such cases are not taken")
-        if self.fills_out:
-            given["out"] = out
-        elif "out_dtype" in self.parameters:
-            given["out_dtype"] = out.dtype
+        outs: Mapping[str, Tensor] = out if isinstance(out, Mapping) else {"out": out}
+        taken = [name for name in outs if name in self.parameters]
+        if taken and len(taken) < len(outs):
+            raise TypeError(f"kernel {self.name} has parameters for the outputs {', '.join(taken)} and none for "
+                            f"{', '.join(name for name in outs if name not in taken)}: fill all of them or return all")
+        if taken:
+            given |= outs
+        elif "out_dtype" in self.parameters and "out" in outs:
+            given["out_dtype"] = outs["out"].dtype
         if config is not None:
             if "config" not in self.parameters:
                 raise TypeError(f"kernel {self.name} has no parameter 'config', config={config!r} is given")
@@ -120,13 +131,16 @@ class Kernel:
         # Of several paths, one that is not native counts: a fallback is not undone by what runs after it.
         last = events[-1] if events else None
         ran = next((path for path in reversed(events) if path not in self.native_paths), last)
-        return (out if self.fills_out else result), ran
+        if isinstance(result, (tuple, list)) and len(result) == len(outs) > 1:
+            result = dict(zip(contract.outputs, result, strict=True))
+        return (out if taken else result), ran
 
-    def __call__(self, *args: Any, out: Tensor | None = None, out_dtype: Any = None, config: str | None = None,
-                 **kwargs: Any) -> Tensor:
+    def __call__(self, *args: Any, out: Tensor | Results | None = None, out_dtype: Any = None,
+                 config: str | None = None, **kwargs: Any) -> Any:
         """Call as a plain function: the operator's arguments in order or by name, ``out`` allocated if absent."""
         import torch
 
+        from conformance.operator import ONLY, by_name
         from conformance.registry import operator
 
         contract = operator(self.operator)
@@ -141,9 +155,11 @@ class Kernel:
         arguments = dict.fromkeys(contract.arguments) | by_place | kwargs
         contract.validate(arguments, out, self.strided)
         if out is None:
-            form = contract.output(arguments, out_dtype)
-            device = next(v.device for v in arguments.values() if v is not None)
-            out = torch.empty(form.shape, dtype=form.dtype, device=device)
+            device = next(value.device for value in arguments.values() if isinstance(value, torch.Tensor))
+            forms = contract.output(arguments, out_dtype)
+            made = {name: torch.empty(form.shape, dtype=form.dtype, device=device)
+                    for name, form in by_name(forms).items()}
+            out = made if isinstance(forms, Mapping) else made[ONLY]
         return self.run(arguments, out, config)[0]
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,10 +15,9 @@ from torch import Tensor
 
 from conformance.errors import NotSupported, unknown_name
 from conformance.formats import bits
-from conformance.guards import GuardedOutput
+from conformance.guards import Buffers
 from conformance.kernel import Kernel
-from conformance.layouts import BAND
-from conformance.operator import Call, Operator, Shared
+from conformance.operator import ONLY, Call, Operator, Shared, by_name
 from conformance.restore import torch_settings_kept
 
 REPEATS = 25
@@ -34,8 +33,8 @@ class CaptureFailed(KernelRaised):
 
 @dataclass(frozen=True)
 class Launched:
-    """One result: what was done, the call it answers, the result, the path that ran, which poison was in place, and
-    which configuration was forced."""
+    """One result: what was done, the call it answers, the result (of several outputs, by name), the path that ran,
+    which poison was in place, and which configuration was forced."""
 
     label: str
     call: Call
@@ -44,6 +43,16 @@ class Launched:
     poison: int
     overrun: str | None = None
     config: str | None = None
+
+    @property
+    def results(self) -> Mapping[str, Any]:
+        """By name; of an operator with several outputs only what came by name, or in their order, has their names."""
+        several = isinstance(self.call.form, Mapping) and isinstance(self.result, Mapping)
+        return self.result if several else {ONLY: self.result}
+
+    def part(self, name: str) -> Launched:
+        """The same launch as seen by one output alone."""
+        return replace(self, call=self.call.part(name), result=self.results[name])
 
 
 @dataclass(frozen=True)
@@ -63,37 +72,30 @@ class Launcher:
             raise unknown_name("launch mode", mode, _MODES)
         return _MODES[mode](self)
 
-    def once(self, label: str, poison: int, config: str | None = None, out: GuardedOutput | None = None) -> Launched:
+    def once(self, label: str, poison: int, config: str | None = None, out: Buffers | None = None) -> Launched:
         """Poison inputs and output, run, and look at the guard bands. ``out`` reuses a buffer."""
         self.call.set_poison(poison)
         if out is None:
-            out = GuardedOutput.allocate(self.call.output, self.device)
+            out = Buffers.allocate(self.call, self.device)
         out.poison(poison)
         if not self.kernel.fills_out:
             self._dirty_allocator(poison)
         result, path = self.run(self.call.arguments, out, config)
         self.synchronize()
-        return Launched(label, self.call, result, path, poison, self.damage(out, poison), config)
+        return Launched(label, self.call, result, path, poison, out.damage(poison), config)
 
-    def run(
-        self, arguments: Mapping[str, Any], out: GuardedOutput, config: str | None = None, validate: bool = True
-    ) -> tuple[Any, str | None]:
+    def run(self, arguments: Mapping[str, Any], out: Buffers, config: str | None = None, validate: bool = True
+            ) -> tuple[Any, str | None]:
         """The kernel's result and path, with torch's settings put back. Raises KernelRaised.
 
-        The kernel gets a tensor of its own on the output's memory: it may give that other memory, which is no result.
+        The kernel gets tensors of its own on the outputs' memory: it may give them other memory, which is no result.
         """
         try:
             with torch_settings_kept():
-                result, path = self.kernel.run(arguments, out.tensor.detach(), config, validate)
+                result, path = self.kernel.run(arguments, out.tensors(), config, validate)
         except Exception as error:
             raise KernelRaised from error
-        return (out.tensor if self.kernel.fills_out else result), path
-
-    def damage(self, out: GuardedOutput, poison: int) -> str | None:
-        """What the kernel did to the buffer that it must not do, or None."""
-        if out.tensor.numel() and out.tensor.data_ptr() != out.storage.data_ptr() + BAND:
-            return "the tensor given as out was made to point at other memory"
-        return out.overrun(poison)
+        return (out.tensors() if self.kernel.fills_out else result), path
 
     def synchronize(self) -> None:
         if self.device.type == "cuda":
@@ -104,7 +106,7 @@ class Launcher:
 
     def _dirty_allocator(self, poison: int) -> None:
         """Let a kernel that allocates its own result find poison rather than zeros, or an earlier right result."""
-        block = GuardedOutput.allocate(self.call.output, self.device)
+        block = Buffers.allocate(self.call, self.device)
         block.poison(poison)
         del block
 
@@ -170,19 +172,18 @@ def _redraw(launcher: Launcher) -> Iterator[Launched]:
     ):
         call.set_poison(0)
         _refill(static, call)
-        out = GuardedOutput.allocate(call.output, launcher.device)
+        out = Buffers.allocate(call, launcher.device)
         out.poison(0)
         result, path = launcher.run(static, out)
         launcher.synchronize()
-        damage = launcher.damage(out, 0)
-        if isinstance(result, Tensor):
-            if any(not torch.equal(bits(kept), bits(copy)) for kept, copy in earlier):
-                damage = "a result returned earlier was overwritten by this call"
-            earlier.append((result, result.clone()))
+        damage = out.damage(0)
+        if any(not torch.equal(bits(kept), bits(copy)) for kept, copy in earlier):
+            damage = "a result returned earlier was overwritten by this call"
+        earlier += [(one, one.clone()) for one in by_name(result).values() if isinstance(one, Tensor)]
         yield Launched(label, call, result, path, 0, damage)
 
 
-def _captured(launcher: Launcher, static: Mapping[str, Any], out: GuardedOutput
+def _captured(launcher: Launcher, static: Mapping[str, Any], out: Buffers
               ) -> tuple[torch.cuda.CUDAGraph, Any, str | None]:
     """The kernel's launches as a graph, its result and path. Raises CaptureFailed."""
     graph, pool, raised = torch.cuda.CUDAGraph(), torch.cuda.MemPool(), None
@@ -217,7 +218,7 @@ def _graph(launcher: Launcher) -> Iterator[Launched]:
     if not launcher.kernel.graph_safe:
         raise KernelRaised from NotSupported("it cannot be captured in a graph (graph_safe=False)")
     yield launcher.once("eagerly, before capture", 0)
-    out = GuardedOutput.allocate(launcher.call.output, launcher.device)
+    out = Buffers.allocate(launcher.call, launcher.device)
     out.poison(0)
     static, other = _static(launcher), _other_draw(launcher)
     graph, result, path = _captured(launcher, static, out)
@@ -227,7 +228,7 @@ def _graph(launcher: Launcher) -> Iterator[Launched]:
         out.poison(poison)
         graph.replay()
         launcher.synchronize()
-        yield Launched(label, call, result, path, poison, launcher.damage(out, poison))
+        yield Launched(label, call, result, path, poison, out.damage(poison))
 
 
 _MODES: dict[str, Callable[[Launcher], Iterator[Launched]]] = {

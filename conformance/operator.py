@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
@@ -13,11 +13,17 @@ from conformance.case import Case
 
 T = TypeVar("T")
 Arguments = dict[str, Any]
+ONLY = "out"  # name of the one output of an operator that names none
+
+
+def by_name(value: T | Mapping[str, T]) -> Mapping[str, T]:
+    """What an operator has for each of its outputs, by name, whether it has one or several."""
+    return value if isinstance(value, Mapping) else {ONLY: value}
 
 
 @dataclass(frozen=True)
 class Output:
-    """Form that the one output tensor must have; ``gap`` elements stand between the rows of an ``out`` argument."""
+    """Form that an output tensor must have; ``gap`` elements stand between the rows of an ``out`` argument."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -35,18 +41,32 @@ class Output:
 class Call:
     """What one case hands to a kernel.
 
-    ``arguments`` are the operator's inputs by name (None where the variant has none). ``set_poison`` fills every
-    place of the inputs that no result may depend on with poison number 0 or 1. ``regime`` is "exact" where every
-    order of summation must give the same bits. ``bitwise_rows`` masks rows of the output that the contract fixes bit
-    by bit for every kernel, whatever it promises.
+    ``arguments`` are the operator's inputs by name (None where the variant has none). ``form`` is that of the output,
+    or of each output by name. ``set_poison`` fills every place of the inputs that no result may depend on with poison
+    number 0 or 1. ``regime`` is "exact" where every order of summation must give the same bits. ``bitwise_rows`` masks
+    rows of the one output that the contract fixes bit by bit for every kernel, whatever it promises.
     """
 
     case: Case
     arguments: Arguments
-    output: Output
+    form: Output | Mapping[str, Output]
     set_poison: Callable[[int], None]
     regime: str = "real"
     bitwise_rows: Tensor | None = None
+
+    @property
+    def outputs(self) -> Mapping[str, Output]:
+        return by_name(self.form)
+
+    @property
+    def output(self) -> Output:
+        """The form of the one output."""
+        (form,) = self.outputs.values()
+        return form
+
+    def part(self, name: str) -> Call:
+        """The same call as seen by one output alone."""
+        return replace(self, form=self.outputs[name]) if isinstance(self.form, Mapping) else self
 
 
 @dataclass(frozen=True)
@@ -60,15 +80,54 @@ class OracleRows:
     error: Tensor
 
 
+def no_oracle() -> Iterator[OracleRows]:
+    """Of an output whose every bit is fixed."""
+    return iter(())
+
+
 @dataclass(frozen=True)
 class Reference:
-    """``golden``: the documented order of roundings, in the output's dtype. ``oracle`` yields the fp64 result a
-    few rows at a time, so that no tensor of the output's size is ever held in fp64. ``published``: the tolerance
-    (atol = rtol) that the field quotes for the operator, where it is not the output format's."""
+    """What one output must be.
+
+    ``golden``: the documented order of roundings, in the output's dtype. ``oracle`` yields the fp64 result a
+    few rows at a time, so that no tensor of the output's size is ever held in fp64; without one, of integers and of
+    numbers that are only moved, the golden's bits are required. ``published``: the tolerance (atol = rtol) that the
+    field quotes for the operator, where it is not the output format's. ``open``, bool of the golden's shape: elements
+    of an output without an oracle that the contract leaves unspecified."""
 
     golden: Tensor
-    oracle: Callable[[], Iterator[OracleRows]]
+    oracle: Callable[[], Iterator[OracleRows]] = no_oracle
     published: float | None = None
+    open: Tensor | None = None
+
+    @property
+    def exact(self) -> bool:
+        """Whether the golden's bits are required of every kernel, whatever it promises."""
+        return self.oracle is no_oracle
+
+
+Results = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class References:
+    """What each output of one call must be, by name. settle(results): where the contract leaves an order open, the
+    same references in the order that the results have; a result that is right in no order must differ from them. A
+    kernel that promises "bit-exact" is held to the references as they are."""
+
+    of: Mapping[str, Reference]
+    settle: Callable[[Results], Mapping[str, Reference]] | None = None
+
+    @classmethod
+    def made_of(cls, reference: Reference | References) -> References:
+        return reference if isinstance(reference, References) else cls({ONLY: reference})
+
+    @property
+    def elements(self) -> int:
+        return sum(reference.golden.numel() for reference in self.of.values())
+
+    def settled(self, results: Results) -> Mapping[str, Reference]:
+        return self.of if self.settle is None else self.settle(results)
 
 
 @dataclass(frozen=True)
@@ -91,6 +150,19 @@ class Fault:
     key: str
     sentence: str
     predict: Callable[[Call, Tensor], Tensor | None]
+
+
+@dataclass(frozen=True)
+class FaultyOutputs:
+    """A faulty semantics of an operator whose outputs are exact.
+
+    key and sentence as of a `Fault`. predict(call): all outputs of a kernel with this fault, by name and in the forms
+    of the call; None where the call gives the fault nothing to act on.
+    """
+
+    key: str
+    sentence: str
+    predict: Callable[[Call], Results | None]
 
 
 class Shared:
@@ -135,12 +207,16 @@ class Operator:
     name, about: as printed. arguments: input names in order. variants: public forms; ``variant(case)`` names one.
     validate(arguments, out, strided): raises ValueError or TypeError naming argument, value and rule.
     inputs(case, sizes, device, shared): the call of a case, ``sizes`` being "official" or "reduced".
-    reference(call, shared): golden and oracle. memory(case, sizes): peak bytes of judging the case once.
-    cost(call): roofline figures. policies: values that are choice, not mathematics. budget: the formula in words.
-    workloads: named model shapes (tokens, topk, hidden). published: the field's tolerance for this operator, where it
-    is not the formats'. faults: faulty semantics that failures are compared with,
+    reference(call, shared): golden and oracle. memory(case, sizes): peak bytes of judging
+    the case once. cost(call): roofline figures. policies: values that are choice, not mathematics. budget: the formula
+    in words. workloads: named model shapes (tokens, topk, hidden). published: the field's tolerance for this operator,
+    where it is not the formats'. faults: faulty semantics that failures are compared with,
     most specific first; where there are any, the inputs' ``set_poison`` knows a third poison, number 2: finite values
     that differ from row to row and so tell what was read.
+
+    outputs: names of the outputs, where there are several: ``output`` and ``inputs`` then give a form for each,
+    ``reference`` gives `References`, and ``validate`` gets the tensors to fill by name. faulty_outputs: what failures
+    of exact outputs are compared with, most specific first.
     """
 
     name: str
@@ -148,10 +224,10 @@ class Operator:
     arguments: tuple[str, ...]
     variants: tuple[str, ...]
     variant: Callable[[Case], str]
-    validate: Callable[[Arguments, Tensor | None, bool], None]
-    output: Callable[[Arguments, torch.dtype | None], Output]
+    validate: Callable[[Arguments, Any, bool], None]
+    output: Callable[[Arguments, torch.dtype | None], Output | Mapping[str, Output]]
     inputs: Callable[[Case, str, torch.device, Shared], Call]
-    reference: Callable[[Call, Shared], Reference]
+    reference: Callable[[Call, Shared], Reference | References]
     memory: Callable[[Case, str], int]
     cost: Callable[[Call], Cost]
     policies: Mapping[str, str] = field(default_factory=dict)
@@ -159,3 +235,5 @@ class Operator:
     workloads: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     published: float | None = None
     faults: tuple[Fault, ...] = ()
+    outputs: tuple[str, ...] = (ONLY,)
+    faulty_outputs: tuple[FaultyOutputs, ...] = ()

@@ -19,7 +19,7 @@ from torch import Tensor
 from conformance.case import Case
 from conformance.errors import ConformanceError
 from conformance.formats import bits
-from conformance.operator import Shared
+from conformance.operator import ONLY, References, Shared
 from conformance.registry import ROOT, matrix, operator
 
 TIER, SIZES = "smoke", "reduced"
@@ -30,14 +30,17 @@ def path_of(operator_name: str) -> Path:
     return ROOT / "references" / "pins" / f"{operator_name}.json"
 
 
-def digest(golden: Tensor) -> str:
-    """Digest of an output's dtype, shape and bits; all NaNs count as one."""
+def digest(golden: Tensor | References) -> str:
+    """Digest of an output's dtype, shape and bits; all NaNs count as one. Of several outputs, of all their digests."""
+    if isinstance(golden, References):
+        known = {name: digest(reference.golden) for name, reference in golden.of.items()}
+        return known[ONLY] if set(known) == {ONLY} else hashlib.sha256(repr(known).encode()).hexdigest()[:_LENGTH]
     raw = bits(golden).masked_fill(golden.float().isnan(), -1 if golden.element_size() > 1 else 0xFF).cpu()
     head = f"{golden.dtype} {tuple(golden.shape)} ".encode()
     return hashlib.sha256(head + raw.contiguous().numpy().tobytes()).hexdigest()[:_LENGTH]
 
 
-def changed(case: Case, sizes: str, golden: Tensor) -> str | None:
+def changed(case: Case, sizes: str, golden: Tensor | References) -> str | None:
     """That the golden of a pinned case is not what it was, in words; None where it is, or is not pinned."""
     if sizes != SIZES or TIER not in case.tiers:
         return None
@@ -60,7 +63,7 @@ def pin(operator_name: str) -> tuple[Path, int, int]:
             shared.enter(of.group_of(case))
             call = contract.inputs(case, SIZES, device, shared)
             call.set_poison(0)
-            found[_key(case)] = digest(contract.reference(call, shared).golden)
+            found[_key(case)] = digest(References.made_of(contract.reference(call, shared)))
     before = _pinned(operator_name).get("goldens", {})
     path = path_of(operator_name)
     path.parent.mkdir(exist_ok=True)

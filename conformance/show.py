@@ -91,8 +91,8 @@ def _print_form(case: Case, contract: Operator, sizes: str, device: torch.device
         call = call_form(contract, case, sizes, device)
     slots = matrix(case.operator).slots
     rows = [_row(name, value, "-1 = padding slot" if name == slots else "") for name, value in call.arguments.items()]
-    out = call.output
-    rows.append(("out", _extents(out.shape), _dtype(out.dtype), amount(out.nbytes, "B", 1024), "the result"))
+    rows += [(name, _extents(out.shape), _dtype(out.dtype), amount(out.nbytes, "B", 1024), "the result")
+             for name, out in call.outputs.items()]
     print_table(("argument", "shape", "dtype", "bytes", "remarks"), rows, f"at {sizes} sizes")
     print_fields(_figures(case, contract, sizes, call))
     print(f"(drawn in {time.perf_counter() - start:.1f} s)\n" if note else "")
@@ -100,7 +100,7 @@ def _print_form(case: Case, contract: Operator, sizes: str, device: torch.device
 
 def _figures(case: Case, contract: Operator, sizes: str, call: Call) -> list[tuple[str, object]]:
     cost = contract.cost(call)
-    fields: list[tuple[str, object]] = [("  tokens", call.output.shape[0])]
+    fields: list[tuple[str, object]] = [("  tokens", call.output.shape[0])] if len(call.outputs) == 1 else []
     slots = call.arguments.get(matrix(case.operator).slots)
     if isinstance(slots, Tensor) and not slots.is_meta:
         fields.append(("  valid slots", f"{int((slots >= 0).sum())} of {slots.numel()}"))

@@ -45,8 +45,10 @@ def run(options: argparse.Namespace) -> int:
     import torch
 
     from conformance.case import parse_case
-    from conformance.guards import GuardedOutput, checksum
+    from conformance.guards import Buffers, checksum
+    from conformance.joint import Joint
     from conformance.judge import Judge, torch_device
+    from conformance.launch import Launched
     from conformance.operator import Shared
     from conformance.registry import kernels, operator
     from conformance.restore import torch_settings_kept
@@ -72,15 +74,16 @@ def run(options: argparse.Namespace) -> int:
         call = contract.inputs(case, settings.sizes, device, Shared())
         call.set_poison(1)  # rows that no slot refers to
         for name, value in call.arguments.items():
-            print(f"  {name}: {'none' if value is None else f'{value.dtype} {list(value.shape)}'}")
-        sums = {name: checksum(value) for name, value in call.arguments.items() if value is not None}
+            form = f"{value.dtype} {list(value.shape)}" if isinstance(value, torch.Tensor) else value
+            print(f"  {name}: {'none' if value is None else form}")
+        sums = {name: checksum(value) for name, value in call.arguments.items() if isinstance(value, torch.Tensor)}
         if CHECKSUMS is not None and options.sizes == SIZES and sums != CHECKSUMS:
             print("WARNING: these are not the inputs of when this file was written: the suite has changed since")
-        golden = contract.reference(call, Shared()).golden
-        output = GuardedOutput.allocate(call.output, device)
-        output.poison(1)  # elements that the kernel does not write hold 0x5a bytes
+        joint = Joint.of(call, contract.reference(call, Shared()))
+        outputs = Buffers.allocate(call, device)
+        outputs.poison(1)  # elements that the kernel does not write hold 0x5a bytes
         try:
-            result, path = kernel.run(call.arguments, output.tensor)
+            result, path = kernel.run(call.arguments, outputs.tensors())
             if options.device == "cuda":
                 torch.cuda.synchronize()
         except Exception as error:
@@ -90,9 +93,15 @@ def run(options: argparse.Namespace) -> int:
                 return 1
         else:
             print(f"path: {path or 'not reported'}\n")
-            show_mismatch(golden, result, options.show)
-            del result
-    del call, golden, output
+            results = Launched(KERNEL, call, result, path, 1).results
+            problem = joint.problem(results, device, kernel.fills_out)
+            if problem:
+                print(f"the form is wrong: {problem}")
+            for name, reference in {} if problem else joint.references.settled(results).items():
+                print(f"{name}: " if len(results) > 1 else "", end="")
+                show_mismatch(reference, results[name], options.show)
+            del result, results
+    del call, joint, outputs
 
     found = Judge(settings).run(case, kernel)
     levels = f"promised {kernel.promise}, reached {found.level or 'no level'}"
@@ -116,26 +125,24 @@ def context_works() -> bool:
     return True
 
 
-def show_mismatch(golden: Any, result: Any, most: int) -> None:
-    """Print how many elements of ``result`` differ from ``golden`` in their bits (a NaN equals a NaN), where they
-    lie, and the first ``most`` of them."""
+def show_mismatch(reference: Any, result: Any, most: int) -> None:
+    """Print how many elements of ``result`` differ from the golden in their bits (a NaN equals a NaN), where they
+    lie, and the first ``most`` of them. What the contract leaves open is left out."""
     from conformance.formats import bits
-    from conformance.operator import Output
-    from conformance.verdict import check_form
+    from conformance.verdict import number, spelled
 
-    problem = check_form(result, Output(tuple(golden.shape), golden.dtype), golden.device)
-    if problem:
-        print(f"the form is wrong: {problem}")
-        return
+    golden = reference.golden
     both_nan = golden.float().isnan() & result.float().isnan()
     differs = (bits(golden) != bits(result)) & ~both_nan
+    if reference.open is not None:
+        differs &= ~reference.open
     count = int(differs.sum())
     if count == 0:
-        print(f"all {golden.numel()} elements equal the golden, bit for bit")
+        print(f"all {golden.numel()} elements equal the golden, bit for bit{_but(reference)}")
         return
     print(f"{count} of {golden.numel()} elements differ from the golden in their bits")
     table = differs.reshape(len(differs), -1)
-    for axis, name in ((0, "row"), (1, "column")):
+    for axis, name in ((0, "row"), (1, "column"))[: golden.dim()]:
         hit = table.any(dim=1 - axis).nonzero().flatten().tolist()
         shown = ", ".join(map(str, hit[:8])) + (f", ... {hit[-1]}" if len(hit) > 8 else "")
         print(f"  in {len(hit)} of {table.shape[axis]} {name}s: {shown}")
@@ -143,10 +150,15 @@ def show_mismatch(golden: Any, result: Any, most: int) -> None:
     print(f"  {'index':<16}{'expected':>16}{'actual':>16}   bits expected, actual")
     for place in map(tuple, differs.nonzero()[:most].tolist()):
         raw = [f"0x{int(bits(tensor)[place]) & mask:0{digits}x}" for tensor in (golden, result)]
-        values = f"{float(golden[place]):>16.9g}{float(result[place]):>16.9g}"
+        values = "".join(f"{spelled(number(tensor[place])):>16}" for tensor in (golden, result))
         print(f"  {list(place)!s:<16}{values}   {', '.join(raw)}")
     if count > most:
         print(f"  ... and {count - most} more (--show N)")
+
+
+def _but(reference: Any) -> str:
+    count = 0 if reference.open is None else int(reference.open.sum())
+    return f" ({count} of them are left open and were not compared)" if count else ""
 
 
 def _options() -> argparse.Namespace:

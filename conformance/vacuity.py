@@ -3,6 +3,7 @@
 A wrong row is harder to see than a wrong tensor, and the verdict holds when all elements do, so each candidate is the
 golden with one row (or one element) made wrong, judged together with the rows beside it. What counts as wrong is
 decided here, without the verdict's own comparison; a candidate that the case's contract does not make wrong is none.
+Outputs whose every bit is fixed have candidates of their own, in `vacuity_exact`.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from conformance import vacuity_exact
 from conformance.case import Case
 from conformance.formats import BY_DTYPE, bits, cast
-from conformance.operator import Call, OracleRows, Reference
+from conformance.joint import Joint
+from conformance.operator import ONLY, Call, OracleRows, Reference, References
 from conformance.verdict import judge
 
 _WINDOW = 4  # rows that are judged together
@@ -27,13 +30,26 @@ def is_proved(case: Case, mode: str) -> bool:
     return mode == "all" or (mode == "smoke" and "smoke" in case.tiers)
 
 
-def accepted(call: Call, reference: Reference) -> str | None:
+def accepted(call: Call, reference: Reference | References) -> str | None:
     """What the case accepts although it is wrong, in words, or None. A case without elements proves nothing.
 
     A case in which no candidate at all is wrong by its own contract is vacuous as well.
     """
-    if reference.golden.numel() == 0:
-        return None
+    joint = Joint.of(call, reference)
+    outputs = {name: one for name, one in joint.references.of.items() if one.golden.numel()}
+    tried: set[str] = set()
+    taken: set[str] = set()
+    for name, one in outputs.items():
+        found = vacuity_exact.accepted(joint, name) if one.exact else _within_bounds(call.part(name), one)
+        tried |= found[0]
+        taken |= {f"{name}: {wrong}" if name != ONLY else wrong for wrong in found[1]}
+    if outputs and not tried:
+        return "every result: none of the wrong ones that were tried is wrong by its contract"
+    return ", ".join(sorted(taken)) or None
+
+
+def _within_bounds(call: Call, reference: Reference) -> tuple[set[str], set[str]]:
+    """Which wrong results of an output [rows, columns] that has an oracle were tried, and which are accepted."""
     tried: set[str] = set()
     taken: set[str] = set()
     for window in _windows(call, reference):
@@ -50,9 +66,7 @@ def accepted(call: Call, reference: Reference) -> str | None:
             tried.add(name)
             if judge(result, whole.call, whole.reference, "within-budget", 0.0).passed:
                 taken.add(name)
-    if not tried:
-        return "every result: none of the wrong ones that were tried is wrong by its contract"
-    return ", ".join(sorted(taken)) or None
+    return tried, taken
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 Levels, best first: bit-exact (the golden's bytes), within-budget (each element within the error that correct
 arithmetic may make, and within the published tolerance), published (only the latter). A NaN is never a wildcard.
+An output without an oracle is bit-exact or wrong.
 """
 
 from __future__ import annotations
@@ -77,6 +78,8 @@ def golden_fraction(reference: Reference) -> float:
 def judge(result: Tensor, call: Call, reference: Reference, promise: str, fraction_if_exact: float) -> Verdict:
     """Compare ``result`` (its form already checked) with the reference and hold it to ``promise``."""
     golden = reference.golden
+    if reference.exact:
+        return _exactly(result, reference)
     if torch.equal(bits(result), bits(golden)):
         return Verdict("bit-exact", budget_fraction=fraction_if_exact)
     nan = result.float().isnan()
@@ -111,6 +114,24 @@ def judge(result: Tensor, call: Call, reference: Reference, promise: str, fracti
     assert first is not None
     message = f"{count} of {result.numel()} elements {rule}; first at {_show(first)}"
     return replace(figures, kind=kind, message=message, wrong=count, first=first)
+
+
+def differing(one: Tensor, two: Tensor, reference: Reference) -> Tensor | None:
+    """Mask of the elements that differ in their bits and are not left open; None where there are none."""
+    if torch.equal(bits(one), bits(two)):
+        return None
+    differs = bits(one) != bits(two)
+    if reference.open is not None:
+        differs &= ~reference.open
+    return differs if bool(differs.any()) else None
+
+
+def _exactly(result: Tensor, reference: Reference) -> Verdict:
+    golden = reference.golden
+    wrong = differing(result, golden, reference)
+    if wrong is None:
+        return Verdict("bit-exact")
+    return _failure("exact", "differ where the contract fixes every bit", wrong, result, golden, Verdict(None))
 
 
 def _level(tally: _Tally, differs: Tensor) -> str | None:
@@ -250,7 +271,7 @@ def _format(result: Tensor) -> Format:
 def _failure(kind: str, rule: str, wrong: Tensor, result: Tensor, golden: Tensor, figures: Verdict) -> Verdict:
     """The figures as a failure: how many elements break the rule, and the first of them."""
     place = tuple(wrong.nonzero()[0].tolist())
-    first = {"index": list(place), "expected": float(golden[place]), "actual": float(result[place])}
+    first = {"index": list(place), "expected": number(golden[place]), "actual": number(result[place])}
     count = int(wrong.sum())
     message = f"{count} of {result.numel()} elements {rule}; first at {_show(first)}"
     return replace(figures, kind=kind, message=message, wrong=count, first=first)
@@ -258,4 +279,14 @@ def _failure(kind: str, rule: str, wrong: Tensor, result: Tensor, golden: Tensor
 
 def _show(first: dict[str, Any]) -> str:
     budget = f" (budget {first['budget']:.3g})" if "budget" in first else ""
-    return f"{first['index']}: expected {first['expected']:.9g}, got {first['actual']:.9g}{budget}"
+    expected, actual = (spelled(first[side]) for side in ("expected", "actual"))
+    return f"{first['index']}: expected {expected}, got {actual}{budget}"
+
+
+def number(element: Tensor) -> float | int:
+    """One element; integers keep all their digits."""
+    return float(element) if element.is_floating_point() else int(element)
+
+
+def spelled(value: float | int) -> str:
+    return str(value) if isinstance(value, int) else f"{value:.9g}"

@@ -94,6 +94,18 @@ class Dialect:
 
         return T.Kernel(*grid, threads=threads) if self.gpu else T.Kernel(*grid)
 
+    def board(self, extent: int, dtype: str) -> Any:
+        """Memory that all threads of a block share, and the one thread of a block on the C target."""
+        import tilelang.language as T
+
+        return T.alloc_shared((extent,), dtype) if self.gpu else T.alloc_local((extent,), dtype)
+
+    def barrier(self) -> Any:
+        """Every thread of the block gets here before any goes on."""
+        import tilelang.language as T
+
+        return T.sync_threads() if self.gpu else None
+
     def thread(self) -> Any:
         """Index of the running thread in its block."""
         import tilelang.language as T

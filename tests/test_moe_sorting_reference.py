@@ -1,18 +1,16 @@
-"""The reference of moe_sorting against a plain loop, its preconditions, and results that must be found faulty."""
+"""The sort of `references.moe_gemm_2stage.sorting` against a plain loop, its limits and its preconditions."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 from engine_samples import one_thread as one_thread
-from torch import Tensor
+from sorting_samples import by_loop, routes
 
 from references.moe_gemm_2stage.sorting import (
-    Sorted,
     capacity,
     local_ids,
     pack,
@@ -23,36 +21,6 @@ from references.moe_gemm_2stage.sorting import (
     sort,
     unpack,
 )
-from references.moe_gemm_2stage.sorting_check import buffer_faults, faults
-
-
-def routes(tokens: int, topk: int, experts: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Distinct experts per token, and distinct weights."""
-    generator = np.random.default_rng(seed)
-    ids = np.argsort(generator.random((tokens, experts)), axis=1)[:, :topk].astype(np.int32)
-    return torch.from_numpy(ids.copy()), torch.arange(1.0, tokens * topk + 1).view(tokens, topk)
-
-
-def by_loop(ids: Tensor, weights: Tensor, experts: int, block: int, mask: list[int]) -> tuple[list[int], ...]:
-    """The contract, one route at a time: (token ids, weights, experts of blocks, valid rows)."""
-    tokens, topk = ids.shape
-    pad = topk * 2**24 + tokens
-    token_ids, sorted_weights, of_block, local = [], [], [], 0
-    for expert in range(experts):
-        if not mask[expert]:
-            continue
-        run = [(t, s) for t in range(tokens) for s in range(topk) if int(ids[t, s]) == expert]
-        token_ids += [s * 2**24 + t for t, s in run]
-        sorted_weights += [float(weights[t, s]) for t, s in run]
-        fill = -len(run) % block
-        token_ids += [pad] * fill
-        sorted_weights += [0.0] * fill
-        of_block += [local] * ((len(run) + fill) // block)
-        local += 1
-    valid, rows = len(token_ids), tokens * topk + experts * block - topk
-    blocks = (rows + block - 1) // block
-    return (token_ids + [pad] * (rows - valid), sorted_weights + [0.0] * (rows - valid),
-            of_block + [-1] * (blocks - len(of_block)), [valid, tokens])
 
 
 @pytest.mark.parametrize(("tokens", "topk", "experts", "block"), [
@@ -176,84 +144,3 @@ def test_the_one_shot_limit_depends_on_shared_memory(experts: int, topk: int, li
         found = [path(tokens, topk, experts, shared) for tokens in range(1, 65)]
         assert found == ["oneshot"] * limit + ["two_kernels"] * (64 - limit)
     assert [path(t, topk, experts, 65536) for t in (2048, 2049)] == ["two_kernels", "four_kernels"]
-
-
-# ---- results that are right, and wrong ones -------------------------------------------------------------------------
-
-
-def permuted_in_runs(found: Sorted) -> Sorted:
-    """Each expert's run reversed, padding and weights with it; garbage where nothing is promised."""
-    ids, weights, experts = found.token_ids.clone(), found.weights.clone(), found.expert_ids.clone()
-    valid = found.valid_rows
-    of_row = found.expert_ids[: valid // found.block].repeat_interleave(found.block)
-    for expert in of_row.unique().tolist():
-        rows = (of_row == expert).nonzero().flatten()
-        ids[rows], weights[rows] = ids[rows.flip(0)], weights[rows.flip(0)]
-    weights[ids == ids[-1]] = float("nan")
-    experts[valid // found.block:] = 77
-    return dataclasses.replace(found, token_ids=ids, weights=weights, expert_ids=experts)
-
-
-SAMPLE_IDS, SAMPLE_WEIGHTS = routes(45, 3, 7)
-RIGHT = sort(SAMPLE_IDS, SAMPLE_WEIGHTS, 7, 16)
-
-
-def test_a_bag_is_right_unless_stability_is_promised() -> None:
-    assert faults(RIGHT, RIGHT, SAMPLE_WEIGHTS, stable=True) == []
-    other = permuted_in_runs(RIGHT)
-    assert faults(other, RIGHT, SAMPLE_WEIGHTS) == []
-    (fault,) = faults(other, RIGHT, SAMPLE_WEIGHTS, stable=True)
-    assert "do not stand at its place" in fault
-
-
-def changed(name: str, edit: Callable[[Tensor], object]) -> Sorted:
-    value = getattr(RIGHT, name).clone()
-    edit(value)
-    return dataclasses.replace(RIGHT, **{name: value})
-
-
-def swapped(value: Tensor, one: int, two: int) -> Tensor:
-    value = value.clone()
-    value[[one, two]] = value[[two, one]]
-    return value
-
-
-FIRST_PAD = int((RIGHT.token_ids == sentinel(45, 3)).nonzero()[0])
-WRONG = {
-    "route lost": changed("token_ids", lambda v: v.__setitem__(0, sentinel(45, 3))),
-    "route twice": changed("token_ids", lambda v: v.__setitem__(0, int(v[1]))),
-    "slot lost": changed("token_ids", lambda v: v.bitwise_and_(2**24 - 1)),
-    "padding is token 0": changed("token_ids", lambda v: v.__setitem__(FIRST_PAD, 0)),
-    "sentinel without slot": changed("token_ids", lambda v: v.copy_(torch.where(v == sentinel(45, 3), 45, v))),
-    "tail not filled": changed("token_ids", lambda v: v.__setitem__(-1, 0)),
-    "routes of two experts swapped": changed("token_ids", lambda v: v.copy_(swapped(v, 0, 32))),
-    "weight of a neighbour": changed("weights", lambda v: v.copy_(v.roll(1))),
-    "weight by slot of token 0": changed("weights", lambda v: v.__setitem__(3, float(SAMPLE_WEIGHTS[0, 0]) + 0.5)),
-    "expert off by one": changed("expert_ids", lambda v: v.add_(1)),
-    "rows not padded": changed("num_valid", lambda v: v.__setitem__(0, 135)),
-    "tokens of the padded batch": changed("num_valid", lambda v: v.__setitem__(1, 48)),
-    "list too short": dataclasses.replace(RIGHT, token_ids=RIGHT.token_ids[:-1]),
-    "64-bit ids": dataclasses.replace(RIGHT, token_ids=RIGHT.token_ids.long()),
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_result_is_found(name: str) -> None:
-    assert faults(WRONG[name], RIGHT, SAMPLE_WEIGHTS)
-
-
-def test_ids_compaction_left_out_is_found() -> None:
-    mask = torch.tensor([0, 1, 1, 0, 1, 1, 1], dtype=torch.int32)
-    right = sort(SAMPLE_IDS, SAMPLE_WEIGHTS, 7, 16, mask)
-    blocks = right.valid_rows // 16
-    experts = right.expert_ids.clone()
-    experts[:blocks] = (mask != 0).nonzero().flatten()[experts[:blocks].long()].to(torch.int32)
-    (fault,) = faults(dataclasses.replace(right, expert_ids=experts), right, SAMPLE_WEIGHTS)
-    assert f"of {blocks} blocks is wrong, first of block 0: 1 instead of 0" in fault
-
-
-def test_the_output_buffer_must_be_zero_in_every_byte() -> None:
-    assert buffer_faults(torch.zeros(4, 8, dtype=torch.bfloat16)) == []
-    buffer = torch.zeros(4, 8, dtype=torch.bfloat16)
-    buffer[2, 7] = -0.0
-    assert buffer_faults(buffer) == ["1 rows of the output buffer are not zero, first row 2"]

@@ -24,7 +24,7 @@ from conformance.operator import Fault
 FIRST = 4  # failures of one kernel in one process that are all diagnosed; then each time their number has doubled
 SECONDS = 60.0  # for all diagnoses of one process
 PROBE = 2  # number of the poison whose rows all differ
-_ENOUGH = 0.5  # of the wrong elements: what explains fewer is no explanation
+ENOUGH = 0.5  # of the wrong elements: what explains fewer is no explanation
 _LOW_BITS = 22  # fewer good bits than this are named as low precision
 
 
@@ -94,7 +94,7 @@ def diagnose(observed: Sequence[Evidence], faults: Iterable[Fault], before: Iter
         for known in scores.values():
             known.settle(evidence)
     best = max(scores.values(), key=lambda score: score.fit)  # the first of equals
-    if best.fit < _ENOUGH:
+    if best.fit < ENOUGH:
         return _by_place(failure)
     ties = tuple(s.key for s in scores.values() if s is not best and s.fit >= best.fit - 1e-9)
     sentence, remaining = best.sentence, ""

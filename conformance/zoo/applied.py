@@ -29,10 +29,11 @@ def _trace(kernel: Kernel, case: Case, sizes: str, device: torch.device) -> list
     with torch.no_grad(), process_kept():
         try:
             for launched in launcher.launch(case.get("launch", "plain")):
-                result = launched.result
-                same_form = isinstance(result, Tensor) and result.dtype == call.output.dtype
                 seen.append(launched.overrun)
-                seen.append(checksum(bits(result.contiguous()).clone()) if same_form else str(type(result)))
+                for name, result in launched.results.items():
+                    form = call.outputs.get(name)
+                    same_form = form is not None and isinstance(result, Tensor) and result.dtype == form.dtype
+                    seen.append(checksum(bits(result.contiguous()).clone()) if same_form else str(type(result)))
         except KernelRaised as raised:
             seen.append(type(raised.__cause__).__name__)
     call.set_poison(1)

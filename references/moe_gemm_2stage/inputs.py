@@ -174,8 +174,9 @@ def _raw(value: Tensor) -> Tensor:
 
 
 def memory(case: Case, sizes: str) -> int:
-    """Peak bytes of one case: weights, stored, decoded to fp32 and once more on the way; rows, per output element golden,
-    two outputs and copies; and the temporaries of chunks, of one expert's fp64 weights and of a PyTorch kernel."""
+    """Peak bytes of one case: weights, as stored, once more on the way and decoded to fp32; rows; per output element
+    golden, two outputs and copies; and the temporaries of chunks, of one expert's fp64 weights and of a PyTorch
+    kernel."""
     of = cases.extents(case, sizes)
     width = 2 if case.get("in") in ("fp16", "bf16") else 1
     slots, expert = of.tokens * of.topk, 3 * of.inter * of.hidden

@@ -103,6 +103,13 @@ def check(topk_ids: Tensor, topk_weights: Tensor, experts: int, block: int, expe
         raise ValueError(f"E is {experts} and expert_mask has shape {shape}: E >= 1 and [E] are required")
     if not 16 <= block <= 256 or block % 16:
         raise ValueError(f"BM is {block}: a multiple of 16 from 16 to 256 is required")
+    if topk > experts:
+        raise ValueError(f"k is {topk} and E is {experts}: k <= E is required, or the padded routes may not fit")
+    check_ids(topk_ids, experts, invalid, duplicates)
+
+
+def check_ids(topk_ids: Tensor, experts: int, invalid: str, duplicates: str) -> None:
+    """Raise ValueError where the ids break a precondition that no policy lifts."""
     inside = (topk_ids >= 0) & (topk_ids < experts)
     if invalid == "reject" and not bool(inside.all()):
         place = (~inside).nonzero()[0].tolist()
