@@ -37,7 +37,7 @@ def sort_torch(
     local = _local(topk_ids, expert_mask, experts).flatten()
     expert, slot_of = torch.sort(local, stable=True)  # flat slots by expert, those of no local expert at the end
     counts = torch.zeros(experts + 1, dtype=torch.int64, device=device).index_add_(0, local, torch.ones_like(local))
-    counts[experts] = 0
+    counts[-1:].zero_()  # a number that is assigned to an element is copied from the host, which no graph takes
     before, padded = counts.cumsum(0) - counts, (counts + block - 1) // block * block
     ends = padded.cumsum(0)
     nowhere = len(sorted_token_ids)
@@ -53,8 +53,8 @@ def sort_torch(
     first_row = torch.arange(len(sorted_expert_ids), device=device) * block
     owner = torch.searchsorted(ends[:experts], first_row, right=True)
     sorted_expert_ids.copy_(torch.where(owner == experts, -1, owner))
-    num_valid_ids[0] = ends[experts]
-    num_valid_ids[1] = tokens
+    num_valid_ids[:1].copy_(ends[experts:])
+    num_valid_ids[1:].fill_(tokens)
     moe_buf.zero_()
 
 

@@ -57,8 +57,7 @@ def validate(arguments: Arguments, out: Mapping[str, Tensor] | None, strided: bo
     for name, form in forms.items():
         _check_tensor(name, out[name] if out is not None and name in OUTPUTS else arguments.get(name), form, ids.device,
                       strided)
-    if not (ids.is_cuda and torch.cuda.is_current_stream_capturing()):
-        check_ids(ids, experts, *policies_of(arguments))
+    check_ids(ids, experts, *policies_of(arguments))
 
 
 def _what(value: object) -> str:
