@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 LEVELS = ("bit-exact", "within-budget", "published")
 DEVICES = ("cpu", "cuda")
+ROLES = ("candidate", "baseline", "pytorch")
 _REGISTRY: dict[tuple[str, str], Kernel] = {}
 _path: ContextVar[list[str] | None] = ContextVar("path", default=None)
 
@@ -42,6 +44,7 @@ class Kernel:
     unaligned tensors. native: the paths that are no fallback (default: the kernel's own name); another one that the
     function reports needs a rule of expectation. route(params, arch): the path and configuration for an architecture
     that need not be here, NotSupported when it would refuse. lower(params, arch): the code of that configuration.
+    role: what its speed is for: "baseline" and "pytorch" are what the candidates of the operator are compared with.
     """
 
     name: str
@@ -59,6 +62,7 @@ class Kernel:
     native: tuple[str, ...] = ()
     route: Callable[[Mapping[str, str], Arch], Route] | None = None
     lower: Callable[[Mapping[str, str], Arch], Lowered] | None = None
+    role: str = "candidate"
     parameters: frozenset[str] = field(default_factory=frozenset)
 
     @property
@@ -91,6 +95,21 @@ class Kernel:
         from conformance.registry import operator
 
         operator(self.operator).validate(dict(arguments), out, self.strided)
+        call = self.bound(arguments, out, config)
+        events: list[str] = []
+        token = _path.set(events)
+        try:
+            result = call()
+        finally:
+            _path.reset(token)
+        # Of several paths, one that is not native counts: a fallback is not undone by what runs after it.
+        last = events[-1] if events else None
+        ran = next((path for path in reversed(events) if path not in self.native_paths), last)
+        return (out if self.fills_out else result), ran
+
+    def bound(self, arguments: Mapping[str, Any], out: Tensor, config: str | None = None) -> Callable[[], Any]:
+        """The bare call of the function with these arguments, which are not validated. Raises TypeError when the case
+        gives an argument, or forces a configuration, that the function does not take."""
         given: dict[str, Any] = {}
         for name, value in arguments.items():
             if name in self.parameters:
@@ -106,16 +125,7 @@ class Kernel:
             if "config" not in self.parameters:
                 raise TypeError(f"kernel {self.name} has no parameter 'config', config={config!r} is given")
             given["config"] = config
-        events: list[str] = []
-        token = _path.set(events)
-        try:
-            result = self.function(**given)
-        finally:
-            _path.reset(token)
-        # Of several paths, one that is not native counts: a fallback is not undone by what runs after it.
-        last = events[-1] if events else None
-        ran = next((path for path in reversed(events) if path not in self.native_paths), last)
-        return (out if self.fills_out else result), ran
+        return functools.partial(self.function, **given)
 
     def __call__(self, *args: Any, out: Tensor | None = None, out_dtype: Any = None, config: str | None = None,
                  **kwargs: Any) -> Tensor:
@@ -151,10 +161,12 @@ def kernel(operator: str, *, promise: str = "within-budget", name: str | None = 
     if promise not in LEVELS:
         raise unknown_name("promise", promise, LEVELS)
     known = {"about", "devices", "supports", "requires", "prepare", "configs", "repeatable", "strided",
-             "native", "route", "lower"}
+             "native", "route", "lower", "role"}
     for option in options:
         if option not in known:
             raise unknown_name("option of @kernel", option, known)
+    if options.get("role", ROLES[0]) not in ROLES:
+        raise unknown_name("role of @kernel", options["role"], ROLES)
     for device in options.get("devices", ()):
         if device not in DEVICES:
             raise unknown_name("device of @kernel", device, DEVICES)

@@ -36,7 +36,7 @@ class Matrix:
 
     ``group`` names the parameters that decide a case's inputs: cases that agree in them share data and should
     meet in one worker; those that agree in ``order`` as well follow one another there. ``default_tiers`` run when
-    no tier is asked for.
+    no tier is asked for, ``bench_tiers`` when cases are to be timed.
     """
 
     path: Path
@@ -48,6 +48,7 @@ class Matrix:
     families: Mapping[str, Family]
     tables: Mapping[str, Mapping[str, Any]]
     edges: tuple[Mapping[str, Any], ...]
+    bench_tiers: tuple[str, ...] = ()
     _known: dict[str, list[Case]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -176,4 +177,5 @@ def load_matrix(path: Path) -> Matrix:
         },
         tables=tables,
         edges=edges,
+        bench_tiers=tuple(data.get("bench_tiers", ())),
     )

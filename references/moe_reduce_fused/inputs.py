@@ -79,16 +79,19 @@ def inputs(case: Case, sizes: str, device: torch.device, shared: Shared) -> Call
     regime = "exact" if data in values.EXACT else "real"
     all_strided = layout == "strided_all"
     skip = ("weights", "out", "xsf", "launch", "poison", "model", "sf")
-    seed = Case(case.operator, {k: v for k, v in case.params.items() if k not in skip}, case.family).seed & 0x7FFFFFFF
+    seed = _seed(case, skip)
+
+    # Another draw of upstream's generator would have another number of tokens: there it has other values only.
+    where = seed if "tokens" in case.params else _seed(case, (*skip, "draw"))
 
     def placed(value: Tensor) -> Tensor:
         return place(tuple(value.shape), value.dtype, device, "strided" if all_strided else "contiguous").copy_(value)
 
     def build_routing() -> tuple[Tensor, int]:
-        positions, rows = _routing(case, sizes, device, seed)
+        positions, rows = _routing(case, sizes, device, where)
         return placed(positions), rows
 
-    positions, rows = shared.get(("routing", seed, sizes), build_routing)
+    positions, rows = shared.get(("routing", where, sizes), build_routing)
     wide = integers((rows,), -_WIDE[source], _WIDE[source] + 1, seed + 7, device) if data == "wide" else None
 
     def build_x() -> Tensor:
@@ -99,7 +102,7 @@ def inputs(case: Case, sizes: str, device: torch.device, shared: Shared) -> Call
         return x
 
     x = shared.get(("x", seed, sizes), build_x)
-    unused = shared.get(("unused", seed, sizes), lambda: _unused_rows(positions, rows))
+    unused = shared.get(("unused", where, sizes), lambda: _unused_rows(positions, rows))
     arguments: Arguments = {"x": x, "token_topk_to_pos": positions, "topk_weights": None, "x_sf": None, "sf": None}
     if case.get("weights") == "yes":
         weights = _weights(data, _scales(regime, tuple(positions.shape), seed + 2, device, signed=False))
@@ -119,6 +122,12 @@ def inputs(case: Case, sizes: str, device: torch.device, shared: Shared) -> Call
     poison = _poison(arguments, unused, padding if case.get("poison") == "weights" else None, shared.get(
         ("poison", seed, sizes), dict[str, int]))
     return Call(case, arguments, form, poison, regime, empty)
+
+
+def _seed(case: Case, skip: tuple[str, ...]) -> int:
+    """The seed of a case without the parameters to skip."""
+    kept = {key: value for key, value in case.params.items() if key not in skip}
+    return Case(case.operator, kept, case.family).seed & 0x7FFFFFFF
 
 
 def _weights(data: str, drawn: Tensor) -> Tensor:
