@@ -122,7 +122,7 @@ def _product_of(dtype: torch.dtype, side: int, device: torch.device) -> Callable
     left, right = one.to(dtype), other.to(dtype)
     if dtype == torch.float8_e4m3fn:
         unit = torch.ones((), device=device)
-        return lambda: torch._scaled_mm(left, right.T, unit, unit, out_dtype=torch.bfloat16)
+        return lambda: torch._scaled_mm(left, right.T, unit, unit, out_dtype=torch.bfloat16, use_fast_accum=True)
     out = torch.empty((side, side), dtype=dtype, device=device)
     return lambda: torch.mm(left, right, out=out)
 

@@ -89,7 +89,7 @@ class Lane:
         except ClockFailed as error:
             if self.device.type == "cpu":
                 raise
-            clock = event_clock(flush_buffer(self.device, self.protocol.flush_bytes), error)
+            clock = self._events(error)
             return measure(rotation, clock, self.protocol, self.watch), clock
 
     def rotation(self, case: Case, kernel: Kernel, subject: Subject, config: str | None = None) -> Rotation:
@@ -100,8 +100,18 @@ class Lane:
 
     def roof(self, cost: Cost) -> Roof:
         """The ceilings for a call with this cost."""
-        copy, product = self.ceilings.copy(), self.ceilings.product(cost.arithmetic)
+        try:
+            copy, product = self.ceilings.copy(), self.ceilings.product(cost.arithmetic)
+        except ClockFailed as error:
+            if self.device.type == "cpu":
+                raise
+            self.ceilings = Ceilings(self.device, self._events(error), self.protocol)
+            copy, product = self.ceilings.copy(), self.ceilings.product(cost.arithmetic)
         return Roof(copy.best, copy.at(cost.bytes), product if isinstance(product, float) else None)
+
+    def _events(self, error: ClockFailed) -> Clock:
+        """The clock to fall back to."""
+        return event_clock(flush_buffer(self.device, self.protocol.flush_bytes), error)
 
     def forget(self) -> None:
         """Give the other draw's memory back."""
@@ -116,6 +126,7 @@ class Lane:
         return {
             "state": TIMED, "reason": "", "kind": clock.kind, "clock": clock.name, "clock_note": clock.note,
             "watched": self.watch.name, "watch_note": self.watch.note, "exchanged": rotation.exchangeable,
+            "threads": torch.get_num_threads(),
             **_seconds(measured, self.protocol), **self._roofline(measured.seconds, cost),
         }
 

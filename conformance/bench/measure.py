@@ -54,10 +54,11 @@ def measure(rotation: Rotation, clock: Clock, protocol: Protocol, watch: Watch) 
     repeats = protocol.repeats
     for _ in range(protocol.runs):
         rotation.settle()
-        first = clock.times(rotation.steps(len(rotation.places), _nobody))[-1]
-        clock.times(rotation.steps(protocol.warmup_of(first), _nobody))
-        if not runs:
-            repeats = protocol.repeats_of(first)
+        one = clock.times(rotation.steps(len(rotation.places), _nobody))[-1]
+        repeats = repeats if runs else protocol.repeats_of(one)
+        for step in rotation.steps(protocol.warmup_of(one), _nobody):
+            step.before()
+            step.after(step.call())
         trials = []
         for number in range(protocol.trials):
             if number:

@@ -39,8 +39,9 @@ class NvmlWatch(Watch):
 
     name = "nvml"
 
-    def __init__(self, reasons: Callable[[], int], processes: Callable[[], int], ours: int) -> None:
-        super().__init__("")
+    def __init__(self, reasons: Callable[[], int], processes: Callable[[], int], ours: int,
+                 note: str = "") -> None:
+        super().__init__(note)
         self._reasons, self._processes, self._ours = reasons, processes, ours
 
     def marks(self) -> frozenset[str]:
@@ -58,11 +59,14 @@ def watch_of(uuid: str, ours: int) -> Watch:
         _checked(library.nvmlInit_v2())
         handle = ctypes.c_void_p()
         _checked(library.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(handle)))
-        watch = NvmlWatch(lambda: _reasons(library, handle), lambda: _processes(library, handle), ours)
-        watch.marks()
+        _reasons(library, handle)
     except (OSError, AttributeError, RuntimeError) as error:
         return Watch(f"{_LIBRARY}: {error}")
-    return watch
+    try:
+        _processes(library, handle)
+    except (AttributeError, RuntimeError) as error:
+        return NvmlWatch(lambda: _reasons(library, handle), lambda: 0, ours, f"other processes cannot be seen: {error}")
+    return NvmlWatch(lambda: _reasons(library, handle), lambda: _processes(library, handle), ours)
 
 
 def _reasons(library: Any, handle: ctypes.c_void_p) -> int:
