@@ -66,8 +66,8 @@ def _diff(args: argparse.Namespace) -> int:
         raise ConformanceError(f"--threshold {args.threshold:g}: give a relative change, 0 or more, as in 0.05")
     second = _read(args.second)
     if not args.first.exists():
-        print(f"no baseline: {args.first} is not there, so the {len(second.timed)} timings in {args.second} are compared "
-              "with nothing")
+        print(f"no baseline: {args.first} is not there; {len(second.timed)} timings in {args.second} stand "
+              "for themselves")
         return OK
     first = _read(args.first)
     if first.kind and second.kind and first.kind != second.kind:

@@ -47,7 +47,7 @@ def roofline(timings: Sequence[Timing]) -> str:
                  f"{spelling.percent(timing.of_roof)} of the roofline")
         parts.append(_mark(place, x(timing.intensity), y(timing.rate), title))
     for place, name in enumerate(names):
-        height = _TOP + 14 + 18 * place
+        height = _HEIGHT - _BOTTOM - 18 * (len(names) - place) + 10
         parts.append(_mark(place, _WIDTH - _RIGHT + 18, height, name))
         parts.append(_text(_WIDTH - _RIGHT + 30, height + 4, name))
     label = f"Roofline of {len(shown)} timings; the table below has the figures"

@@ -16,8 +16,8 @@ ROW_HEAD = ("operator", "variant", "workload", "candidate", "baseline", "PyTorch
             "baseline over PyTorch", "moved", "bandwidth", "of copy", "of roof")
 
 
-def tables(run: BenchRun) -> str:
-    """The whole of it, ending in a newline."""
+def tables(run: BenchRun, cases: bool = True) -> str:
+    """The whole of it, ending in a newline; without the rows of single ``cases`` where these are not wanted."""
     found = rows(run)
     parts = [
         f"timings on {run.arch}: {run.device}; {spelling.kind(run)}; {len(run.timed)} of {len(run.timings)} timed",
@@ -27,7 +27,7 @@ def tables(run: BenchRun) -> str:
                  [summary_cells(one) for one in summaries(found)]),
         _section("by named workload", ("workload", *SUMMARY_HEAD),
                  [(one.workload, *summary_cells(one)) for one in summaries(found, by_workload=True) if one.workload]),
-        _section("each case; * marks a doubtful trial", ROW_HEAD, [row_cells(row) for row in found]),
+        _section("each case; * marks a doubtful trial", ROW_HEAD, [row_cells(row) for row in found] if cases else ()),
         _section("not timed", ("cases", "kernel", "why"),
                  [(str(count), *why) for why, count in list(spelling.reasons(run).items())[:MOST_REASONS]]),
     ]
@@ -38,8 +38,8 @@ def summary_cells(one: Summary) -> tuple[str, ...]:
     """The cells of `SUMMARY_HEAD`."""
     shares = DASH if one.of_copy is None else ", ".join(map(spelling.percent, one.of_copy))
     return (one.operator, one.variant, one.candidate or DASH, str(one.cases), spelling.span(one.over_baseline),
-            spelling.span(one.over_pytorch), spelling.span(one.baseline_over_pytorch), str(one.noise), str(one.slower),
-            shares)
+            spelling.span(one.over_pytorch), spelling.span(one.baseline_over_pytorch),
+            *((DASH, DASH) if one.over_baseline is None else (str(one.noise), str(one.slower))), shares)
 
 
 def row_cells(row: Row) -> tuple[str, ...]:
