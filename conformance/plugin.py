@@ -79,18 +79,18 @@ def pytest_configure(config: pytest.Config) -> None:
         if _is_worker(config):
             worker = config.workerinput  # type: ignore[attr-defined]
             index = int(worker["workerid"].removeprefix("gw"))
-            bind_gpu(index)
+            gpus = bind_gpu(index)
             _limit_threads(worker["workercount"])
             shared = Path(worker["conformance_dir"])
             log, place = CrashLog(shared / f"{worker['workerid']}.stack"), (index, worker["workercount"])
         else:
-            shared, log, place = None, CrashLog(None), (0, 1)
+            shared, log, place, gpus = None, CrashLog(None), (0, 1), 1
         from conformance.environment import chosen_archs
 
         archs = chosen_archs(selection.archs)
         for of in selection.matrices():
             kernels(of.operator, selection.kernels)
-        config.stash[RUN] = Run(selection, archs, limit, log, shared, place, vacuity)
+        config.stash[RUN] = Run(selection, archs, limit, log, shared, place, vacuity, gpus)
         if shared is not None:
             config.stash[PORTION] = handed_on(shared)
         else:
@@ -251,5 +251,5 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Gen
     with few_listed(terminalreporter):
         result = yield
     controller = config.stash[CONTROLLER]
-    controller.display.summary(controller.pages)
+    controller.display.summary(controller.pages, controller.timings)
     return result

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from conformance.bench.recorder import BenchRecorder
 from conformance.recorder import Recorder
 
 LISTED = 20  # failures that are shown in full; the page has all
@@ -52,8 +53,8 @@ class Display:
         rest = f" | about {left:.0f} s left" if own >= max(10, min(50, planned / 10)) else ""
         self.note(f"{100 * done // max(1, planned):3d} %  {done}/{planned} done, {bad} failed | {kernels}{rest}")
 
-    def summary(self, pages: Sequence[Path]) -> None:
-        """Counts per kernel and state, what was not run and why, and where the pages are."""
+    def summary(self, pages: Sequence[Path], timings: Mapping[str, BenchRecorder]) -> None:
+        """Counts per kernel and state, what was not run and why, what was timed, and where the pages are."""
         if self.terminal is None:
             return
         write = self.terminal.write_line
@@ -75,6 +76,8 @@ class Display:
             for problem in recorder.problems():
                 write(f"  PROBLEM: {problem}")
             write(f"  records: {recorder.path}")
+            if arch in timings:
+                write(f"  timings: {timings[arch].path}: {timings[arch].counts}")
         for page in pages:
             write(f"  report: {page}")
 

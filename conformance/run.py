@@ -47,6 +47,7 @@ class Run:
     shared_dir: Path | None = None
     worker: tuple[int, int] = (0, 1)
     vacuity: str = "smoke"
+    gpus: int = 0  # that the workers share
     _judges: dict[str, Judge] = field(default_factory=dict)
     _lanes: dict[str, Lanes] = field(default_factory=dict)
     _timers: dict[str, Lane] = field(default_factory=dict)
@@ -205,7 +206,7 @@ class Run:
         from conformance.bench.lane import Lane
 
         if arch not in self._timers:
-            on_card = -(-self.worker[1] // max(1, len(visible_gpus()))) + 1  # and the controller
+            on_card = -(-self.worker[1] // max(1, self.gpus)) + 1  # and the controller
             self._timers[arch] = Lane(self.settings(arch), self._judge(arch).device, on_card)
         return self._timers[arch]
 
@@ -256,8 +257,10 @@ def _rotated(entries: Sequence[T], start: int) -> Sequence[T]:
     return [*entries[start:], *entries[:start]]
 
 
-def bind_gpu(index: int) -> None:
-    """Give a worker one of the visible GPUs, by index *into* CUDA_VISIBLE_DEVICES; before torch starts CUDA."""
+def bind_gpu(index: int) -> int:
+    """Give a worker one of the visible GPUs, by index *into* CUDA_VISIBLE_DEVICES; before torch starts CUDA. Returns
+    how many the workers share."""
     names = visible_gpus()
     if len(names) > 1:
         os.environ["CUDA_VISIBLE_DEVICES"] = names[index % len(names)]
+    return len(names)

@@ -15,8 +15,9 @@ def bench_run(**changes: Any) -> Line:
         "type": "bench-run", "schema": 1, "started": "2026-01-02T03:04:05+00:00", "arch": "sm_90", "device": "One GPU",
         "driver": "1.2", "python": "3.12.1", "platform": "Linux", "torch": "2.11.0", "tilelang": "0.1.15",
         "commit": "abc1234", "dirty": False, "command": "pytest --conformance-bench", "sizes": "official",
-        "workers": 4, "roles": ROLES, **changes,
+        "workers": 4, "roles": ROLES,
         "protocol": {"warmup": 10, "repeats": 50, "trials": 3, "runs": 2, "figure": "median"},
+        **changes,
     }
 
 

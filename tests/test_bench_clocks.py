@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from conformance.bench.ceilings import Ceilings, Copy
 from conformance.bench.clock import Clock, ClockFailed, Step, WallClock
-from conformance.bench.cupti import Event, between_fences
+from conformance.bench.cupti import CuptiClock, Event, EventClock, between_fences, device_clock
 from conformance.bench.measure import Measured, Trial
 from conformance.bench.protocol import CPU, DEVICE, Protocol, protocol_of
 from conformance.bench.roofline import Roof, figures
@@ -96,6 +100,97 @@ def test_records_that_do_not_fit_are_no_times(events: list[Event], calls: int, r
         between_fences(events, {"fence"}, calls)
 
 
+class Card:
+    """Stands for a device and torch's profiler of it: what "ran" is recorded in order, a microsecond each."""
+
+    def __init__(self) -> None:
+        self.ran: list[tuple[str, int]] = []
+        self.sees = True
+
+    def run(self, name: str, nanoseconds: int = 1000) -> Callable[[], None]:
+        return lambda: self.ran.append((name, nanoseconds))
+
+    def buffer(self) -> Any:
+        return SimpleNamespace(fill_=lambda _: self.run("fill<complex>")(), dtype=torch.complex128, device="cpu")
+
+    def profile(self, activities: list[Any], acc_events: bool) -> Any:
+        card = self
+
+        class Profiler:
+            def __enter__(self) -> Any:
+                card.ran.clear()
+                return self
+
+            def __exit__(self, *_: object) -> None:
+                self.profiler = SimpleNamespace(kineto_results=SimpleNamespace(events=lambda: card.records()))
+
+        return Profiler()
+
+    def records(self) -> list[Any]:
+        at, found = 0, [self.record("cudaLaunchKernel", 0, 5, torch.autograd.DeviceType.CPU)]
+        for name, took in self.ran if self.sees else []:
+            found.append(self.record(name, at, took, torch.autograd.DeviceType.CUDA))
+            at += took + 50
+        return [*found, self.record("Context Sync", 0, at, torch.autograd.DeviceType.CUDA)]
+
+    @staticmethod
+    def record(name: str, start: int, took: int, where: Any) -> Any:
+        return SimpleNamespace(name=lambda: name, start_ns=lambda: start, duration_ns=lambda: took,
+                               device_type=lambda: where, is_user_annotation=lambda: False)
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> Card:
+    made = Card()
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
+    monkeypatch.setattr("torch.profiler.profile", made.profile)
+    monkeypatch.setattr(torch, "empty", lambda *_, **__: made.buffer())
+    return made
+
+
+def test_the_profilers_clock_counts_what_a_call_ran(card: Card) -> None:
+    clock = CuptiClock(card.buffer())
+
+    def call() -> None:
+        card.run("gather", 3000)()
+        card.run("sum", 2000)()
+
+    other = Step(card.run("poison", 9000), card.run("fused", 4000), lambda _: card.run("compare", 9000)())
+    assert clock.times([Step(card.run("poison", 9000), call, lambda _: None), other]) == pytest.approx([5e-6, 4e-6])
+    assert (clock.name, clock.kind, clock.note) == ("cupti", "device", "")
+
+
+def test_a_kernel_that_fills_the_fences_type_has_no_time(card: Card) -> None:
+    clock = CuptiClock(card.buffer())
+    with pytest.raises(ClockFailed, match="3 fences were recorded of 2"):
+        clock.times([Step(lambda: None, card.run("fill<complex>"), lambda _: None)])
+
+
+def test_without_records_cuda_events_are_the_fallback_and_say_so(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+    card.sees = False
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(L2_cache_size=1 << 20))
+    clock = device_clock(torch.device("cuda", 0), 1 << 20)
+    assert isinstance(clock, EventClock)
+    assert clock.note == "not cupti: the profiler recorded nothing where two fences ran"
+
+
+def test_cuda_events_are_around_the_call_alone(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Recorded:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            self.at = sum(took for _, took in card.ran)
+
+        def elapsed_time(self, stop: Any) -> float:
+            return (stop.at - self.at) / 1e6
+
+    monkeypatch.setattr(torch.cuda, "Event", Recorded)
+    clock = EventClock(card.buffer(), "why")
+    step = Step(card.run("poison", 9000), card.run("kernel", 4000), lambda _: card.run("compare", 9000)())
+    assert clock.times([step, step]) == pytest.approx([4e-6, 4e-6])
+
+
 # ---- ceilings and figures -------------------------------------------------------------------------------------------
 
 
@@ -154,6 +249,32 @@ def test_without_the_library_nothing_is_watched_and_that_is_said(monkeypatch: py
     assert type(found) is Watch
     assert "libno-such.so" in found.note
     assert found.marks() == frozenset()
+
+
+_NVML = """
+int nvmlInit_v2(void) { return 0; }
+int nvmlDeviceGetHandleByUUID(const char *uuid, void **device) { *device = (void *)7; return uuid[4] == 'a' ? 0 : 6; }
+int nvmlDeviceGetCurrentClocksThrottleReasons(void *device, unsigned long long *reasons) {
+    *reasons = 0x41; return device == (void *)7 ? 0 : 2; }
+int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count, void *infos) {
+    *count = 5; return infos ? 2 : ANSWER; }
+"""
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="no C compiler to make a library of NVML's interface with")
+@pytest.mark.parametrize(("answer", "marks", "note"), [
+    (7, {"throttled: hardware thermal slowdown", "shared: 5 processes are on the card, this run has 3"}, ""),
+    (3, {"throttled: hardware thermal slowdown"}, "other processes cannot be seen: answered with error 3"),
+])
+def test_the_library_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: int, marks: set[str], note: str
+                              ) -> None:
+    source, library = tmp_path / "nvml.c", tmp_path / "libnvml.so"
+    source.write_text(_NVML)
+    subprocess.run(["gcc", "-shared", "-fPIC", f"-DANSWER={answer}", "-o", library, source], check=True)
+    monkeypatch.setattr("conformance.bench.watch._LIBRARY", str(library))
+    found = watch_of("GPU-a0", ours=3)
+    assert (found.name, found.marks(), found.note) == ("nvml", marks, note)
+    assert "answered with error 6" in watch_of("GPU-b0", ours=3).note
 
 
 @pytest.fixture

@@ -558,7 +558,7 @@ def test_reduced_sizes_are_in_the_tens_and_no_multiple_of_32() -> None:
         assert positions.shape[1] == case.number("topk")
         valid = positions[positions >= 0]
         assert sorted(valid.tolist()) == list(range(len(valid)))
-    drawn = {len(made(official(hidden="256", other=str(draw))).arguments["token_topk_to_pos"]) for draw in range(60)}
+    drawn = {len(made(official(hidden="256", draw=str(draw))).arguments["token_topk_to_pos"]) for draw in range(60)}
     assert 31 in drawn  # 32, less one
     assert 32 not in drawn
     model = next(case for case in matrix(NAME).cases("models") if case.get("model") == "deepseek_v3_prefill")

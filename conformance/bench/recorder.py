@@ -45,6 +45,11 @@ class BenchRecorder:
         self.states[line["state"]] += 1
         self._write(line)
 
+    @property
+    def counts(self) -> str:
+        """"12 timed, 3 not-timed"."""
+        return ", ".join(f"{count} {state}" for state, count in sorted(self.states.items(), reverse=True)) or "none"
+
     def problems(self) -> list[str]:
         """What makes a run with timings fail, beside its results."""
         found = [] if self.states[TIMED] or not self.states else ["--conformance-bench: no case was timed"]

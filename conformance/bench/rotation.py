@@ -51,7 +51,7 @@ class Place:
 
 def other_draw(case: Case) -> Case:
     """The case with other values; its shapes are the same where the operator draws them from other parameters."""
-    return Case(case.operator, {**case.params, "draw": "2"}, case.family, case.tiers)
+    return Case(case.operator, {**case.params, "turn": "2"}, case.family, case.tiers)
 
 
 def drawn(operator: Operator, case: Case, sizes: str, device: torch.device, shared: Shared) -> Draw:

@@ -81,8 +81,8 @@ def inputs(case: Case, sizes: str, device: torch.device, shared: Shared) -> Call
     skip = ("weights", "out", "xsf", "launch", "poison", "model", "sf")
     seed = _seed(case, skip)
 
-    # Another draw of upstream's generator would have another number of tokens: there it has other values only.
-    where = seed if "tokens" in case.params else _seed(case, (*skip, "draw"))
+    # Another turn has other values at the same routing: another routing would have another number of tokens.
+    where = seed if "tokens" in case.params else _seed(case, (*skip, "turn"))
 
     def placed(value: Tensor) -> Tensor:
         return place(tuple(value.shape), value.dtype, device, "strided" if all_strided else "contiguous").copy_(value)
