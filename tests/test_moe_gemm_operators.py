@@ -42,8 +42,8 @@ def small(name: str, dtype: str = "fp8", mode: str = "atomic", out: str = "f16",
 # ---- cost -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("dtype", "arithmetic"), [("fp8", "e4m3"), ("fp16", "fp16"), ("bf16", "bf16"), ("int8", "int8"),
-                                                   ("int4", "int8"), ("int4_bf16_g32", "bf16")])
+@pytest.mark.parametrize(("dtype", "arithmetic"), [("fp8", "e4m3"), ("fp16", "fp16"), ("bf16", "bf16"),
+                                                   ("int8", "int8"), ("int4", "int8"), ("int4_bf16_g32", "bf16")])
 def test_cost_counts_the_weights_of_routed_experts_only(dtype: str, arithmetic: str) -> None:
     """One token with 2 slots: 2 of 5 experts are read."""
     for name, weights, products in (("moe_gemm1", ("w1",), 2), ("moe_gemm2", ("w2",), 1),
