@@ -12,7 +12,7 @@ from conformance.bench.record import verdict_id, why_not
 
 SOURCE = """
 import conformance.bench.protocol as protocol
-protocol.CPU = protocol.Protocol(warmup=2, repeats=4, trials=3, runs=2, flush_bytes=1 << 16, longest=1.0)
+protocol.CPU = protocol.Protocol(warmup=2, repeats=4, trials=3, runs=2, flush_bytes=1 << 16, longest=1e9)
 
 calls = []
 
