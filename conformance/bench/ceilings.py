@@ -67,8 +67,8 @@ class Ceilings:
                 target = torch.empty_like(source)
                 for way, act in _copy_ways(source, target).items():
                     found[2 * size] = max(found.get(2 * size, (0.0, "")), (2 * size / self._seconds(act), way))
-            rates = {size: rate for size, (rate, _) in found.items()}
-            self._copy = Copy(rates, max(found.values())[1], self.protocol.flush_bytes)
+            copy = Copy({size: rate for size, (rate, _) in found.items()}, "", self.protocol.flush_bytes)
+            self._copy = replace(copy, way=next(way for rate, way in found.values() if rate == copy.best))
         return self._copy
 
     def product(self, dtype: str) -> float | str:
