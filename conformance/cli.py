@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from conformance import options
+from conformance.bench import commands as bench_commands
 from conformance.errors import ConformanceError
 from conformance.options import Selection
 from conformance.registry import ROOT, kernels, matrices, put_checkout_first
@@ -25,7 +26,8 @@ exit codes:
   0    done; 'report', 'merge': the records are whole and hold no failure; for 'zoo': every mutant is killed
   1    'report': the records hold failures or problems, or the run never ended; 'zoo': a mutant survives, was not
        shown to differ from its twin, or a control is flagged; 'merge': failures, problems, or machines that disagree;
-       'diff': the second run has new failures, or lacks results
+       'diff': the second run has new failures, or lacks results; 'bench': nothing was timed; 'bench-diff': something
+       became slower, or is not timed any more
   2    wrong usage: unknown name, option or case, unreadable or unwritable file; 'merge': shards that are no one run
   130  interrupted        141  the reader of a pipe went away
 
@@ -130,6 +132,7 @@ def _parser() -> argparse.ArgumentParser:
     options.add_to_argparse(repro, but=("--operator", "--tier", "--case"))
 
     record_commands.add_to(add)
+    bench_commands.add_to(add)
 
     rules = add("expectations", "rules per architecture: what governs what, and what to change", _expectations, _RULES)
     rules.add_argument("--update", metavar="RECORDS", type=Path, help="propose changes that a run asks for, as a diff")

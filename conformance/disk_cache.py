@@ -29,8 +29,9 @@ def cache_dir() -> Path:
 
 
 @contextlib.contextmanager
-def hold(directory: Path, name: str, wait: bool = True) -> Iterator[bool]:
+def hold(directory: Path, name: str, wait: bool = True, shared: bool = False) -> Iterator[bool]:
     """Hold the lock ``name`` across threads and processes; yields False if it is taken and ``wait`` is false.
+    ``shared``: together with others that hold it so.
 
     The operating system releases it when its holder dies. Where no lock can be had (some network file systems, a full
     disk, another user's folder) the answer is True: two processes may then do the same work, which costs time only.
@@ -44,7 +45,8 @@ def hold(directory: Path, name: str, wait: bool = True) -> Iterator[bool]:
         return
     with file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+            fcntl.flock(file, kind if wait else kind | fcntl.LOCK_NB)
         except BlockingIOError:
             yield False
             return

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from conformance.bench.record import TIMING
 from conformance.case import Case
 from conformance.errors import ConformanceError
 from conformance.kernel import Kernel
@@ -71,9 +72,11 @@ class CaseItem(pytest.Item):
         return Item(self.nodeid, self.case, self.kernel.name, arch, group_of(self.nodeid))
 
     def runtest(self) -> None:
-        found = self.config.stash[RUN].judge_case(self.case, self.kernel, self.arch)
+        run = self.config.stash[RUN]
+        judged = run.judge_case(self.case, self.kernel, self.arch)
+        found, timing = run.time_case(self.case, self.kernel, self.arch, judged)
         result = replace(found, message=clipped(found.message), trace=found.trace and clipped(found.trace))
-        self.result = result.record()
+        self.result = result.record() | ({TIMING: timing} if timing else {})
         if result.state == "not-run":
             pytest.skip(result.message)
         if result.state not in ("pass", "expected"):

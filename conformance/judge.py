@@ -71,13 +71,23 @@ class Judge:
             return replace(blank, state="error", kind="memory",
                            message=f"{case.id} on {kernel.name}: out of memory in the suite itself: {first_line}")
         if result.state != "pass":
-            if not self._context_works():
-                self.lost = f"the GPU context was lost by {case.id} on {kernel.name}: {result.message}"
+            if self.lost_context(result):
                 return result
             if result.kind not in _HARMLESS or not subject.intact():
                 self.forget()  # a faulty kernel may have written anywhere
         elements = subject.joint.references.elements
         return replace(result, elements=elements, seconds=round(time.perf_counter() - start, 5))
+
+    def ready(self, case: Case) -> Subject:
+        """The case with its reference, as it was judged last or made anew."""
+        return self._prepare(case, matrix(case.operator).group_of(case))
+
+    def lost_context(self, result: Result) -> bool:
+        """Whether the GPU cannot be used any more after this result; later cases are not run then."""
+        if self._context_works():
+            return False
+        self.lost = f"the GPU context was lost by {result.case} on {result.kernel}: {result.message}"
+        return True
 
     def _context_works(self) -> bool:
         if self.settings.device != "cuda":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 LEVELS = ("bit-exact", "within-budget", "published")
 DEVICES = ("cpu", "cuda")
+ROLES = ("candidate", "baseline", "pytorch")
 _REGISTRY: dict[tuple[str, str], Kernel] = {}
 _path: ContextVar[list[str] | None] = ContextVar("path", default=None)
 
@@ -45,6 +47,7 @@ class Kernel:
     name); another one that the function reports needs a rule of expectation. route(params, arch): the path and
     configuration for an architecture that need not be here, NotSupported when it would refuse. lower(params, arch):
     the code of that configuration.
+    role: what its speed is for: "baseline" and "pytorch" are what the candidates of the operator are compared with.
     """
 
     name: str
@@ -63,6 +66,7 @@ class Kernel:
     native: tuple[str, ...] = ()
     route: Callable[[Mapping[str, str], Arch], Route] | None = None
     lower: Callable[[Mapping[str, str], Arch], Lowered] | None = None
+    role: str = "candidate"
     parameters: frozenset[str] = field(default_factory=frozenset)
 
     @property
@@ -99,9 +103,32 @@ class Kernel:
         """
         from conformance.registry import operator
 
-        contract = operator(self.operator)
         if validate:
-            contract.validate(dict(arguments), out, self.strided)
+            operator(self.operator).validate(dict(arguments), out, self.strided)
+        call = self.bound(arguments, out, config)
+        events: list[str] = []
+        token = _path.set(events)
+        try:
+            result = call()
+        finally:
+            _path.reset(token)
+        # Of several paths, one that is not native counts: a fallback is not undone by what runs after it.
+        last = events[-1] if events else None
+        ran = next((path for path in reversed(events) if path not in self.native_paths), last)
+        return (out if self.fills_out else self.named(result)), ran
+
+    def named(self, result: Any) -> Any:
+        """What the function returned; several outputs that came in the operator's order by name."""
+        from conformance.registry import operator
+
+        names = operator(self.operator).outputs
+        several = isinstance(result, (tuple, list)) and len(result) == len(names) > 1
+        return dict(zip(names, result, strict=True)) if several else result
+
+    def bound(self, arguments: Mapping[str, Any], out: Tensor | Results, config: str | None = None
+              ) -> Callable[[], Any]:
+        """The bare call of the function with these arguments, which are not validated. Raises TypeError when the case
+        gives an argument, or forces a configuration, that the function does not take, or some of several outputs."""
         given: dict[str, Any] = {}
         for name, value in arguments.items():
             if name in self.parameters:
@@ -122,18 +149,7 @@ class Kernel:
             if "config" not in self.parameters:
                 raise TypeError(f"kernel {self.name} has no parameter 'config', config={config!r} is given")
             given["config"] = config
-        events: list[str] = []
-        token = _path.set(events)
-        try:
-            result = self.function(**given)
-        finally:
-            _path.reset(token)
-        # Of several paths, one that is not native counts: a fallback is not undone by what runs after it.
-        last = events[-1] if events else None
-        ran = next((path for path in reversed(events) if path not in self.native_paths), last)
-        if isinstance(result, (tuple, list)) and len(result) == len(outs) > 1:
-            result = dict(zip(contract.outputs, result, strict=True))
-        return (out if taken else result), ran
+        return functools.partial(self.function, **given)
 
     def __call__(self, *args: Any, out: Tensor | Results | None = None, out_dtype: Any = None,
                  config: str | None = None, **kwargs: Any) -> Any:
@@ -172,10 +188,12 @@ def kernel(operator: str, *, promise: str = "within-budget", name: str | None = 
     if promise not in LEVELS:
         raise unknown_name("promise", promise, LEVELS)
     known = {"about", "devices", "supports", "requires", "prepare", "configs", "repeatable", "strided",
-             "graph_safe", "native", "route", "lower"}
+             "graph_safe", "native", "route", "lower", "role"}
     for option in options:
         if option not in known:
             raise unknown_name("option of @kernel", option, known)
+    if options.get("role", ROLES[0]) not in ROLES:
+        raise unknown_name("role of @kernel", options["role"], ROLES)
     for device in options.get("devices", ()):
         if device not in DEVICES:
             raise unknown_name("device of @kernel", device, DEVICES)

@@ -111,7 +111,8 @@ def print_overview(selection: Selection) -> None:
         contract = operator(of.operator)
         print(f"{of.operator}: {contract.about}")
         print(f"  variants: {', '.join(contract.variants)}")
-        print(f"  {of.path.name}; tiers run by default: {', '.join(of.default_tiers)}\n")
+        timed = f"; timed by --conformance-bench: {', '.join(of.bench_tiers)}" if of.bench_tiers else ""
+        print(f"  {of.path.name}; tiers run by default: {', '.join(of.default_tiers)}{timed}\n")
         edge = of.cases(EDGE) if of.edges else []
         marked = sum("smoke" in case.tiers for case in edge)
         tiers = [(t, len(of.cases(t)), _purpose(of, t, marked)) for t in of.tier_names]

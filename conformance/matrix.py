@@ -36,7 +36,8 @@ class Matrix:
 
     ``group`` names the parameters that decide a case's inputs: cases that agree in them share data and should
     meet in one worker; those that agree in ``order`` as well follow one another there. ``default_tiers`` run when
-    no tier is asked for. ``slots`` names the argument whose negative entries mark slots without a row, if any.
+    no tier is asked for, ``bench_tiers`` when cases are to be timed. ``slots`` names the argument whose negative
+    entries mark slots without a row, if any.
     """
 
     path: Path
@@ -49,6 +50,7 @@ class Matrix:
     tables: Mapping[str, Mapping[str, Any]]
     edges: tuple[Mapping[str, Any], ...]
     slots: str = ""
+    bench_tiers: tuple[str, ...] = ()
     _known: dict[str, list[Case]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -178,4 +180,5 @@ def load_matrix(path: Path) -> Matrix:
         tables=tables,
         edges=edges,
         slots=data.get("slots", ""),
+        bench_tiers=tuple(data.get("bench_tiers", ())),
     )

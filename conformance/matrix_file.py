@@ -17,8 +17,8 @@ else:  # pragma: no cover - Python 3.10
     import tomli as tomllib
 
 EDGE = "edge"
-_TOP = {"operator": str, "about": str, "group": list, "order": list, "default_tiers": list, "tier": dict, "edge": list,
-        "slots": str}
+_TOP = {"operator": str, "about": str, "group": list, "order": list, "default_tiers": list, "bench_tiers": list,
+        "tier": dict, "edge": list, "slots": str}
 _TIER = {"about": str, "expand": list, "from": str, "select": dict, "cover": int, "spread": list, "mark": bool}
 _EDGE = {"family": str, "about": str, "source": str, "expand": list, "cover": int, "smoke": int, "devices": list}
 _TYPES = {str: "a string", list: "a list", dict: "a table", int: "an integer", bool: "true or false"}
@@ -40,9 +40,10 @@ def read_matrix_file(path: Path) -> dict[str, Any]:
     if edges and EDGE in tables:
         raise ConformanceError(f"{path}: tier {EDGE!r} is the one of the edge families: give it another name")
     known = (*tables, EDGE) if edges else tuple(tables)
-    for tier in data.get("default_tiers", ()):
-        if tier not in known:
-            raise unknown_name(f"tier in {path}, key 'default_tiers':", tier, known)
+    for key in ("default_tiers", "bench_tiers"):
+        for tier in data.get(key, ()):
+            if tier not in known:
+                raise unknown_name(f"tier in {path}, key {key!r}:", tier, known)
     return data
 
 

@@ -132,10 +132,12 @@ class References:
 
 @dataclass(frozen=True)
 class Cost:
-    """Floating-point operations and bytes moved by one call, counting valid slots only."""
+    """Floating-point operations and bytes moved by one call, counting valid slots only. ``arithmetic``: the dtype
+    whose dense matrix product bounds the operations (fp32, fp16, bf16, e4m3, int8)."""
 
     flops: int
     bytes: int
+    arithmetic: str = "fp32"
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,8 @@ OPTIONS = (
 
 @dataclass(frozen=True)
 class Selection:
-    """What the shared options ask for, checked. Empty tuples mean "all" or "the default"."""
+    """What the shared options ask for, checked. Empty tuples mean "all" or "the default". ``bench``: cases are timed
+    as well, and the default are the tiers that a matrix declares for that."""
 
     operators: tuple[str, ...] = ()
     kernels: tuple[str, ...] = ()
@@ -56,6 +57,7 @@ class Selection:
     data: str = "real"
     cases: tuple[str, ...] = ()
     expectations: tuple[Expectation, ...] = ()
+    bench: bool = False
 
     def matrices(self) -> list[Matrix]:
         """The matrices asked for. Raises ConformanceError for an operator that has none."""
@@ -80,6 +82,8 @@ class Selection:
         """Tiers asked for, or the matrix's own; ``TK_FULL_TEST`` puts "full" in the place of "official"."""
         if self.tiers:
             return tuple(tier for tier in self.tiers if tier in of.tier_names)
+        if self.bench:
+            return of.bench_tiers
         full = os.environ.get("TK_FULL_TEST") in ("1", "true", "True") and "full" in of.tier_names
         return tuple("full" if full and tier == "official" else tier for tier in of.default_tiers)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Generator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from conformance.session import Controller
 from conformance.workers import CONTROLLER, XdistHooks, let_workers_be_replaced
 
 _CASE_TIMEOUT, _REPORT_DIR, _VACUITY = "--case-timeout", "--report-dir", "--vacuity"
+_BENCH = "--conformance-bench"
 _RESUME, _ANYWAY, _SHARD, _COSTS = "--resume", "--resume-anyway", "--shard", "--shard-costs"
 _LONGEST_TIMEOUT = 30 * 24 * 3600.0
 PORTION: pytest.StashKey[Portion] = pytest.StashKey()
@@ -42,6 +44,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
                     help=f"where records and pages go (default: reports/); outside the checkout: {_REPORT_DIR}=DIR")
     group.addoption(_VACUITY, dest="conformance_vacuity", default="smoke", metavar="smoke|all|off",
                     help="cases that first prove that they reject wrong results (default: those of the smoke tier)")
+    group.addoption(_BENCH, dest="conformance_bench", action="store_true",
+                    help="time every case that is found right (default tiers: those that a matrix declares for it)")
     group.addoption(_RESUME, dest="conformance_resume", default=None, metavar="RECORDS",
                     help=f"run what a killed run left undone: its record file, or their directory ({_RESUME}=RECORDS)")
     group.addoption(_ANYWAY, dest="conformance_resume_anyway", action="store_true",
@@ -66,19 +70,21 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "smoke: the covering subset of the matrices, for pull requests")
     try:
         put_checkout_first()
-        selection = options.select(config.getoption)
+        selection = replace(options.select(config.getoption), bench=config.getoption("conformance_bench"))
+        if selection.bench and config.getoption("conformance_resume"):
+            raise ConformanceError(f"{_BENCH}: a case is timed in the run that finds it right; leave out {_RESUME}")
         limit, vacuity = _case_timeout(config), config.getoption("conformance_vacuity")
         if vacuity not in options.VACUITY:
             raise unknown_name(f"value of {_VACUITY}", vacuity, options.VACUITY)
         if _is_worker(config):
             worker = config.workerinput  # type: ignore[attr-defined]
             index = int(worker["workerid"].removeprefix("gw"))
-            bind_gpu(index)
+            gpus = bind_gpu(index)
             _limit_threads(worker["workercount"])
             shared = Path(worker["conformance_dir"])
             log, place = CrashLog(shared / f"{worker['workerid']}.stack"), (index, worker["workercount"])
         else:
-            shared, log, place = None, CrashLog(None), (0, 1)
+            shared, log, place, gpus = None, CrashLog(None), (0, 1), 1
         from conformance.environment import chosen_archs
 
         archs = chosen_archs(selection.archs)
@@ -86,7 +92,7 @@ def pytest_configure(config: pytest.Config) -> None:
             start_device()
         for of in selection.matrices():
             kernels(of.operator, selection.kernels)
-        config.stash[RUN] = Run(selection, archs, limit, log, shared, place, vacuity)
+        config.stash[RUN] = Run(selection, archs, limit, log, shared, place, vacuity, gpus)
         if shared is not None:
             config.stash[PORTION] = handed_on(shared)
         else:
@@ -248,5 +254,5 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Gen
     with few_listed(terminalreporter):
         result = yield
     controller = config.stash[CONTROLLER]
-    controller.display.summary(controller.pages)
+    controller.display.summary(controller.pages, controller.timings)
     return result

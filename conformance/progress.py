@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from conformance.bench.recorder import BenchRecorder
 from conformance.recorder import Recorder
 
 LISTED = 20  # failures that are shown in full; the page has all
@@ -68,8 +69,8 @@ class Display:
         rest = f" | about {left:.0f} s left" if own >= max(10, min(50, planned / 10)) else ""
         self.note(f"{100 * done // max(1, planned):3d} %  {done}/{planned} done, {bad} failed | {kernels}{rest}")
 
-    def summary(self, pages: Sequence[Path]) -> None:
-        """Counts per kernel and state, what was not run and why, and where the pages are."""
+    def summary(self, pages: Sequence[Path], timings: Mapping[str, BenchRecorder]) -> None:
+        """Counts per kernel and state, what was not run and why, what was timed, and where the pages are."""
         self._begun.set()
         if self.terminal is None:
             return
@@ -92,6 +93,8 @@ class Display:
             for problem in recorder.problems():
                 write(f"  PROBLEM: {problem}")
             write(f"  records: {recorder.path}")
+            if arch in timings:
+                write(f"  timings: {timings[arch].path}: {timings[arch].counts}")
         for page in pages:
             write(f"  report: {page}")
 

@@ -21,7 +21,8 @@ from conformance.errors import ConformanceError
 SCHEMA = 1
 
 
-def _now() -> str:
+def now() -> str:
+    """The time in UTC, as it stands in every file."""
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
 
 
@@ -49,15 +50,15 @@ class Recorder:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self._held = path.open("ab", buffering=0)
-            _lock(self._file.fileno(), path)
+            lock(self._file.fileno(), path)
             if lines:  # they may be this very file's: it is replaced when all of them are in the new one
                 part = path.with_name(f".{path.name}.part")
                 self._file = part.open("ab", buffering=0)
-                _lock(self._file.fileno(), part)
+                lock(self._file.fileno(), part)
             self._file.truncate(0)
         except OSError as error:
             raise ConformanceError(f"cannot write records to {path}: {error.strerror}") from None
-        self._write({"type": "run", "schema": SCHEMA, "started": _now(), **run})
+        self._write({"type": "run", "schema": SCHEMA, "started": now(), **run})
         for line in lines:
             self.add(json.loads(line))
         self.carried = len(lines)
@@ -130,7 +131,7 @@ class Recorder:
     def close(self, failed: bool, **other: Any) -> None:
         """Write the end line; ``other`` replaces members of it."""
         problems = self.problems()
-        self._write({"type": "end", "finished": _now(), "seconds": round(time.monotonic() - self.started, 2),
+        self._write({"type": "end", "finished": now(), "seconds": round(time.monotonic() - self.started, 2),
                      "counts": dict(self.states), "problems": problems, "notes": self._notes,
                      "exit": int(failed or bool(problems)), **other})
         self._file.close()
@@ -152,7 +153,7 @@ class Recorder:
             self._size += size
 
 
-def _lock(descriptor: int, path: Path) -> None:
+def lock(descriptor: int, path: Path) -> None:
     """Lock a file until its process ends, where the file system can lock."""
     try:
         with contextlib.suppress(PermissionError):

@@ -7,13 +7,15 @@ import functools
 import os
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from conformance.admission import Admission
 from conformance.ahead import Ahead
+from conformance.bench.record import why_not
+from conformance.bench.turns import Turns, turns_at
 from conformance.case import Case
 from conformance.environment import ABSENT, visible_gpus
 from conformance.expectations.held import hold
@@ -27,6 +29,7 @@ from conformance.result import Result, Settings, blank_result
 from conformance.runs.sharding import Item, estimate
 
 if TYPE_CHECKING:
+    from conformance.bench.lane import Lane
     from conformance.judge import Judge
     from conformance.lanes.take import Lanes
 
@@ -46,8 +49,10 @@ class Run:
     shared_dir: Path | None = None
     worker: tuple[int, int] = (0, 1)
     vacuity: str = "smoke"
+    gpus: int = 0  # that the workers share
     _judges: dict[str, Judge] = field(default_factory=dict)
     _lanes: dict[str, Lanes] = field(default_factory=dict)
+    _timers: dict[str, Lane] = field(default_factory=dict)
     _admission: Admission | None = None
 
     @functools.cached_property
@@ -82,6 +87,29 @@ class Run:
             result = self._executed(case, kernel, arch)
         return hold(result, kernel, table(arch), self.rules(arch))
 
+    def time_case(self, case: Case, kernel: Kernel, arch: str | None, result: Result
+                  ) -> tuple[Result, dict[str, Any] | None]:
+        """Time a case that was just judged, alone on its device. The result is another one when the kernel was wrong
+        meanwhile; the timing is None where it is not to be timed."""
+        arch = arch or next(iter(self.archs))
+        if not self.selection.bench or why_not(result.record()) is not None:
+            return result, None
+        judge, timer = self._judge(arch), self._timer(arch)
+        timing: dict[str, Any] | None = None
+
+        def timed() -> Result:
+            nonlocal timing
+            found, timing = timer.time(case, kernel, judge.ready(case), result)
+            return found
+
+        with self._turns(arch).timing():
+            found = self._timed(timed, case, kernel, judge.settings)
+        if found.state != "pass":
+            if judge.lost_context(found):
+                self.crash_log.give_up(f"{found.message} (the GPU context is lost; later cases run in a fresh worker)")
+            judge.forget()
+        return found, timing
+
     def rules(self, arch: str) -> tuple[Expectation, ...]:
         """The rules of expectation on an architecture: its table's, and those of ``--expectations``."""
         return (*table(arch).rules, *self.selection.expectations)
@@ -90,7 +118,8 @@ class Run:
         judge = self._judge(arch)
         for attempt in (1, 2):
             self._admit(judge, case, attempt)
-            result = self._timed(functools.partial(judge.run, case, kernel), case, kernel, judge.settings)
+            with self._judging(arch):
+                result = self._timed(functools.partial(judge.run, case, kernel), case, kernel, judge.settings)
             if not (result.state == "error" and "out of memory" in result.message):
                 break
         if judge.lost:
@@ -120,6 +149,8 @@ class Run:
         """Give memory back: a finished worker's process lives on until the whole run ends."""
         for judge in self._judges.values():
             judge.forget()
+        for timer in self._timers.values():
+            timer.forget()
         if self._admission is not None:
             self._admission.release()
 
@@ -147,7 +178,8 @@ class Run:
         entries = list(todo.values())
         self.ahead.expect(len(entries))
         for kernel, case, device in _rotated(entries, index * len(entries) // count):
-            self._prepare(kernel, case, device)
+            with self._judging(next(name for name, here in self.archs.items() if here == device)):
+                self._prepare(kernel, case, device)
             self.ahead.step()
         steps: list[Callable[[], None]] = []
         for arch, pairs in absent.items():
@@ -180,6 +212,24 @@ class Run:
             self._judges[arch] = Judge(self.settings(arch), self.vacuity)
         return self._judges[arch]
 
+    def _timer(self, arch: str) -> Lane:
+        from conformance.bench.lane import Lane
+
+        if arch not in self._timers:
+            on_card = -(-self.worker[1] // max(1, self.gpus)) + 1  # and the controller
+            self._timers[arch] = Lane(self.settings(arch), self._judge(arch).device, on_card)
+        return self._timers[arch]
+
+    def _turns(self, arch: str) -> Turns:
+        device = self.archs[arch]
+        return turns_at("cpu" if device == "cpu" else f"{device}-{','.join(visible_gpus()[:1])}")
+
+    @contextlib.contextmanager
+    def _judging(self, arch: str) -> Iterator[None]:
+        """Where cases are timed: at no time when a process has the device to itself."""
+        with self._turns(arch).judging() if self.selection.bench else contextlib.nullcontext():
+            yield
+
     def _lanes_of(self, arch: str) -> Lanes:
         from conformance.lanes.take import Lanes
 
@@ -195,7 +245,10 @@ class Run:
             self._admission = Admission(self.shared_dir / f"memory-{'-'.join(visible_gpus())}.json")
         if attempt > 1 or not judge.holds(case):
             judge.forget()
-            self._admission.acquire(operator(case.operator).memory(case, judge.settings.sizes) * attempt)
+            if timer := self._timers.get(judge.settings.arch):
+                timer.forget()
+            more = attempt * (2 if self.selection.bench else 1)  # timing takes a second draw and a copy of both
+            self._admission.acquire(operator(case.operator).memory(case, judge.settings.sizes) * more)
 
 
 def _error(error: BaseException, case: Case, kernel: Kernel, settings: Settings) -> Result:
@@ -214,11 +267,13 @@ def _rotated(entries: Sequence[T], start: int) -> Sequence[T]:
     return [*entries[start:], *entries[:start]]
 
 
-def bind_gpu(index: int) -> None:
-    """Give a worker one of the visible GPUs, by index *into* CUDA_VISIBLE_DEVICES; before torch starts CUDA."""
+def bind_gpu(index: int) -> int:
+    """Give a worker one of the visible GPUs, by index *into* CUDA_VISIBLE_DEVICES; before torch starts CUDA. Returns
+    how many the workers share."""
     names = visible_gpus()
     if len(names) > 1:
         os.environ["CUDA_VISIBLE_DEVICES"] = names[index % len(names)]
+    return len(names)
 
 
 def start_device() -> None:

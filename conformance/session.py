@@ -13,7 +13,11 @@ from typing import Any
 
 import pytest
 
+from conformance.bench.protocol import protocol_of
+from conformance.bench.record import TIMING
+from conformance.bench.recorder import BenchRecorder, path_beside
 from conformance.case import Case
+from conformance.environment import ABSENT
 from conformance.errors import ConformanceError
 from conformance.expectations.check import Point, every_point
 from conformance.expectations.held import hold
@@ -42,6 +46,7 @@ class Controller:
         self.portion = portion or Portion()
         self.directory = directory or ROOT / "reports" / ("rerun" if run.selection.cases else "")
         self.recorders: dict[str, Recorder] = {}
+        self.timings: dict[str, BenchRecorder] = {}
         self.display = Display(self.recorders)
         self.scheduler: Any = None
         self.pages: list[Path] = []
@@ -123,6 +128,8 @@ class Controller:
             earlier = self.portion.earlier.get(arch)
             results = [earlier.lines[key(e.case.id, e.kernel)] for e in carried.get(arch, ())] if earlier else []
             recorder = self.recorders[arch] = Recorder(self.directory / f"{arch}.jsonl", line, results)
+            if self.run.selection.bench and self.run.archs[arch] != ABSENT:
+                self.timings[arch] = self._timings(arch, recorder)
             table, rules = table_of(arch), self.run.rules(arch)
             for problem in (
                 *((earlier.end or {}).get("notes", ()) if earlier else ()),  # a worker lost then is lost still
@@ -131,6 +138,13 @@ class Controller:
             ):
                 recorder.note(problem)
         self.display.start()
+
+    def _timings(self, arch: str, recorder: Recorder) -> BenchRecorder:
+        chosen = self.run.selection
+        roles = {kernel.name: kernel.role for of in chosen.matrices() for kernel in kernels(of.operator, chosen.kernels)
+                 if kernel.name in recorder.run["planned"]}
+        return BenchRecorder(path_beside(recorder.path), recorder.run, protocol_of(self.run.archs[arch]).record(),
+                             roles)
 
     def _by_arch(self, nodeids: Iterable[str]) -> dict[str, list[Planned]]:
         found: dict[str, list[Planned]] = {}
@@ -168,7 +182,10 @@ class Controller:
                 what = f"{planned.case.id} on {planned.kernel}: failed outside the suite"
                 message = f"{what}: {report.longreprtext[-2000:]}"
                 result = self._blank(planned, "error", kind="suite", message=message).record()
-        self.recorders[self._arch(planned)].add(result)
+        arch, timing = self._arch(planned), result.pop(TIMING, None)
+        self.recorders[arch].add(result)
+        if arch in self.timings:
+            self.timings[arch].add(result, timing)
         report.conformance = {"kernel": result["kernel"], "kind": result["kind"]}  # pytest keeps every report
         self.display.progress()
 
@@ -230,11 +247,17 @@ class Controller:
     def finish(self, failed: bool) -> bool:
         """Close the records and write the pages. True when the run as a whole must fail."""
         wrong = self.carried and any(recorder.failing for recorder in self.recorders.values())
+        for arch, timings in self.timings.items():
+            timings.close()
+            for problem in timings.problems():
+                self.recorders[arch].note(problem)
         for recorder in self.recorders.values():
             recorder.close(failed or wrong)
             problems = recorder.problems()
             wrong = wrong or bool(problems)
             wrong = self._write("write_report", recorder.path) or wrong
+        for timings in self.timings.values():
+            wrong = self._write("write_bench", timings.path) or wrong
         paths = [recorder.path for recorder in self.recorders.values()]
         return self._write("write_overview", *paths) or wrong if len(paths) > 1 else wrong
 
@@ -242,11 +265,12 @@ class Controller:
         """Make pages of the reports folder, which reads record files only. True when that went wrong."""
         try:
             reports = importlib.import_module("reports")
-            given = records[0] if what == "write_report" else records
+            given = records if what == "write_overview" else records[0]
             self.pages += getattr(reports, what)(given, self.directory)
         except Exception as error:
             print(f"no page was written ({type(error).__name__}: {error}); "
-                  f"'python -m conformance report {' '.join(map(str, records))}' tries again", file=sys.stderr)
+                  f"'python -m conformance {'bench' if what == 'write_bench' else 'report'} "
+                  f"{' '.join(map(str, records))}' tries again", file=sys.stderr)
             return True
         return False
 

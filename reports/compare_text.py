@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from reports.compare import Change, Comparison, levels
-from reports.text import clip, fraction, number, plural
+from reports.text import aligned, fraction, number, plural
 from reports.timing import Spread
 
 MOST = 20  # lines of one table; the page has more
-_LONGEST = 200
 
 
 def tables(found: Comparison, most: int = MOST) -> str:
@@ -21,20 +20,20 @@ def tables(found: Comparison, most: int = MOST) -> str:
         _changes("new failures", found.failures, most),
         _changes("lost results", found.lost, most),
         _changes("fixed", found.fixed, most),
-        _section("changed in level, path, lane or kind", len(found.changed), None, _table(
+        _section("changed in level, path, lane or kind", len(found.changed), None, aligned(
             ("results", "kernel", "first", "second"),
             [(str(count), *way) for way, count in list(levels(found.changed).items())[:most]])),
-        _section(f"budget fraction moved by more than {found.threshold:g}", len(found.drift), most, _table(
+        _section(f"budget fraction moved by more than {found.threshold:g}", len(found.drift), most, aligned(
             ("kernel", "first", "second", "by", "case"),
             [(d.kernel, fraction(d.first), fraction(d.second), f"{d.by:+.3g}", d.case) for d in found.drift[:most]])),
-        _section("added results", len(found.added), None, _table(
+        _section("added results", len(found.added), None, aligned(
             ("results", "kernel", "how they went"),
             [(str(count), way[0], way[2]) for way, count in list(levels(found.added).items())[:most]])),
-        _section("seconds per case, with judging: median [quartiles]", len(found.timing), None, _table(
+        _section("seconds per case, with judging: median [quartiles]", len(found.timing), None, aligned(
             ("kernel", "cases", "first", "second", "second / first", ""),
             [(t.kernel, str(t.cases), spelled(t.first), spelled(t.second), spelled(t.ratio), t.word)
              for t in found.timing])),
-        _section("environment", len(found.environment), None, _table(
+        _section("environment", len(found.environment), None, aligned(
             ("fact", "first", "second"), [(name, *values) for name, values in found.environment.items()])),
     ]
     return "\n\n".join(parts) + "\n"
@@ -56,18 +55,10 @@ def spelled(spread: Spread) -> str:
 
 def _changes(title: str, changes: Sequence[Change], most: int) -> str:
     rows = [(change.kernel, change.first, change.second, change.case) for change in changes[:most]]
-    return _section(title, len(changes), most, _table(("kernel", "first", "second", "case"), rows))
+    return _section(title, len(changes), most, aligned(("kernel", "first", "second", "case"), rows))
 
 
 def _section(title: str, count: int, most: int | None, table: Sequence[str]) -> str:
     """``most``: lines after which the table was cut, None where a line stands for several results."""
     lines = [f"{title}: {count or 'none'}", *(table if count else ())]
     return "\n".join([*lines, f"  ... and {count - most} more, in the page"] if most and count > most else lines)
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Lines of aligned columns, indented."""
-    cells = [[clip(" ".join(cell.split()), _LONGEST) for cell in row] for row in (head, *rows)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
-    return ["  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-            for row in cells]

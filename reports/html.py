@@ -37,6 +37,7 @@ def render(records: Records, digest: Digest) -> str:
         facts=facts(records),
         sizes_notice=sizes_notice(records.run),
         replaced=records.replaced,
+        timings=records.run.bench and records.path.with_name(f"{records.run.arch}.bench.jsonl").exists(),
         states=STATES,
         signs=text.SIGNS,
         style=verbatim("report.css"),

@@ -57,10 +57,11 @@ def code(text: str) -> str:
     return f"{fence}{pad}{text}{pad}{fence}"
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]], align: str) -> str:
-    lines = [head, ["---:" if side == "r" else "---" for side in align], *rows[:MOST_ROWS]]
-    if len(rows) > MOST_ROWS:
-        lines.append([f"... {len(rows) - MOST_ROWS} more", *("" for _ in head[1:])])
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], align: str, most: int = MOST_ROWS) -> str:
+    """A table of escaped cells, ``align`` being "l" or "r" for each column; ``most`` rows of it."""
+    lines = [head, ["---:" if side == "r" else "---" for side in align], *rows[:most]]
+    if len(rows) > most:
+        lines.append([f"... {len(rows) - most} more", *("" for _ in head[1:])])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
@@ -72,20 +73,20 @@ def _kernels(rows: Sequence[KernelRow]) -> str:
     if not rows:
         return ""
     head = ["kernel", "promise", "reached", "planned", *STATES, "budget fraction"]
-    table = []
+    lines = []
     for row in rows:
         counts = {**row.counts, "not-run": row.counts.get("not-run", 0) + row.missing}
         reached = ", ".join(f"{level} {count}" for level, count in row.levels.items()) or DASH
-        table.append(
+        lines.append(
             [code(clip(row.name, 80)), row.promise or DASH, escaped(clip(reached, 120)), str(row.planned)]
         )
-        table[-1] += [*_counts(counts), fraction(row.budget)]
-    return _table(head, table, "lll" + "r" * (len(STATES) + 2))
+        lines[-1] += [*_counts(counts), fraction(row.budget)]
+    return table(head, lines, "lll" + "r" * (len(STATES) + 2))
 
 
 def _tiers(tiers: Mapping[str, Mapping[str, int]]) -> str:
     rows = [[escaped(clip(tier, 80)), *_counts(counts)] for tier, counts in tiers.items()]
-    return _table(["tier", *STATES], rows, "l" + "r" * len(STATES)) if rows else ""
+    return table(["tier", *STATES], rows, "l" + "r" * len(STATES)) if rows else ""
 
 
 def _problems(records: Records, digest: Digest) -> list[str]:

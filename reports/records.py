@@ -70,6 +70,7 @@ class Run:
     resumed: tuple[Mapping[str, Any], ...] = ()  # the runs whose results these go on from, the latest last
     shard: Mapping[str, Any] | None = None  # which part of a plan this is: index, count, whole
     merged: Mapping[str, Any] | None = None  # the shards that were joined: files, identity, differs
+    bench: bool = False  # whether its cases were timed, in a file beside it
 
 
 @dataclass(frozen=True)
@@ -240,6 +241,7 @@ def _run(fields: Fields) -> Run:
         resumed=fields.tables("resumed"),
         shard=fields.table("shard") or None,
         merged=fields.table("merged") or None,
+        bench=fields.flag("bench"),
     )
 
 

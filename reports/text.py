@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Iterable, Sequence
 
 from reports.records import Result
 
@@ -93,3 +94,14 @@ def duration(seconds: float | None) -> str:
 
 def plural(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+_LONGEST = 200  # characters of a cell
+
+
+def aligned(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Lines of aligned columns, indented."""
+    cells = [[clip(" ".join(cell.split()), _LONGEST) for cell in row] for row in (head, *rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
+    return ["  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in cells]

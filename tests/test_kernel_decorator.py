@@ -46,6 +46,25 @@ def arguments() -> dict[str, Tensor]:
 EXPECTED = [3.0, 3.0, 0.0]
 
 
+def test_a_bound_call_validates_nothing_and_can_be_made_again() -> None:
+    made = subject(filled)
+    out = torch.full((3, 256), 7.0)
+    call = made.bound(arguments(), out)
+    call()
+    assert out[:, 0].tolist() == EXPECTED
+    out.fill_(7.0)
+    call()
+    assert out[:, 0].tolist() == EXPECTED
+    with pytest.raises(TypeError, match="has no parameter 'bias', which this case gives"):
+        made.bound({**arguments(), "bias": out}, out)
+
+
+def test_roles() -> None:
+    assert [kernel.role for kernel in kernels(NAME)] == ["candidate", "baseline", "pytorch"]
+    with pytest.raises(ConformanceError, match="unknown role of @kernel 'base'"):
+        kernel(NAME, role="base")
+
+
 # ---- registering ----------------------------------------------------------------------------------------------------
 
 

@@ -10,8 +10,10 @@ import pytest
 from engine_samples import NAME
 
 from conformance.case import Case, parse_case
+from conformance.coverage import coverage
 from conformance.errors import ConformanceError
 from conformance.matrix import Matrix, load_matrix
+from conformance.options import Selection
 from conformance.registry import matrix
 
 HIDDEN = ("2048", "2560", "3072", "4096", "6144", "7168")
@@ -78,6 +80,45 @@ def test_benchmark_is_topk_6_with_weights(of: Matrix) -> None:
     assert {c.id for c in cases} < {c.id for c in of.cases("official")}
 
 
+def test_benchmark_smoke_covers_every_pair_of_the_benchmark_tier(of: Matrix) -> None:
+    whole, part = of.cases("benchmark"), of.cases("benchmark-smoke")
+    assert len(part) == 48
+    assert {case.id for case in part} < {case.id for case in whole}
+    assert coverage([c.params for c in part], [c.params for c in whole], 2) == coverage(
+        [c.params for c in whole], [c.params for c in whole], 2)
+    kinds = {(c.get("in"), c.get("out"), c.get("xsf")) for c in part}
+    assert len(kinds) == 8
+
+
+@pytest.mark.parametrize(("name", "tiers", "count"), [
+    (NAME, ("benchmark", "models"), 240), ("moe_reduction", ("models",), 30), ("moe_sorting", ("models",), 64),
+    ("moe_gemm1", ("benchmark",), 18),
+    ("moe_gemm2", ("benchmark",), 36), ("moe_gemm_2stage", ("benchmark",), 36),
+])
+def test_what_is_timed_by_default(name: str, tiers: tuple[str, ...], count: int) -> None:
+    of = matrix(name)
+    assert of.bench_tiers == tiers
+    assert len(of.plan(of.bench_tiers)) == count
+    assert len(Selection(bench=True).cases_of(of)) == count
+    assert len(Selection(bench=True, tiers=("smoke",)).cases_of(of)) == len(of.cases("smoke"))
+
+
+@pytest.mark.parametrize("name", ["moe_gemm1", "moe_gemm2", "moe_gemm_2stage"])
+def test_the_gemm_shapes_to_time(name: str) -> None:
+    cases = matrix(name).cases("benchmark")
+    assert {case.get("shape") for case in cases} == {"S", "M", "L", "decode", "prefill"}
+    decode = {(c.get("tokens"), c.get("experts"), c.get("bm")) for c in cases if c.get("shape") == "decode"}
+    assert decode == {(tokens, experts, "16") for tokens in ("1", "8") for experts in ("128", "256")}
+    assert {case.get("mode") for case in cases} == ({""} if name == "moe_gemm1" else {"atomic", "reduce"})
+
+
+def test_an_unknown_tier_to_time_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "one.toml"
+    path.write_text('operator = "one"\nbench_tiers = ["fast"]\n[tier.a]\nexpand = [{ x = 1 }]\n')
+    with pytest.raises(ConformanceError, match=r"key 'bench_tiers': 'fast'.* Known: a"):
+        load_matrix(path)
+
+
 def test_models_are_the_contracts_workloads_in_every_variant(of: Matrix) -> None:
     cases = of.cases("models")
     shapes = {(c.get("model"), c.number("tokens"), c.number("topk"), c.number("hidden")) for c in cases}
@@ -120,7 +161,7 @@ def test_an_unknown_tier_lists_the_known_ones(of: Matrix) -> None:
         of.cases("oficial")
     assert str(raised.value) == (
         "unknown tier of moe_reduce_fused 'oficial'. Did you mean 'official'? "
-        "Known: benchmark, edge, full, models, official, smoke, upstream-full.")
+        "Known: benchmark, benchmark-smoke, edge, full, models, official, smoke, upstream-full.")
 
 
 # ---- edge families ----------------------------------------------------------------------------------------------

@@ -39,6 +39,32 @@ def small(name: str, dtype: str = "fp8", mode: str = "atomic", out: str = "f16",
     return f"{name}/F/{SMALL.format(dtype, mode, out, mask)}{more}"
 
 
+# ---- cost -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("dtype", "arithmetic"), [("fp8", "e4m3"), ("fp16", "fp16"), ("bf16", "bf16"),
+                                                   ("int8", "int8"), ("int4", "int8"), ("int4_bf16_g32", "bf16")])
+def test_cost_counts_the_weights_of_routed_experts_only(dtype: str, arithmetic: str) -> None:
+    """One token with 2 slots: 2 of 5 experts are read."""
+    for name, weights, products in (("moe_gemm1", ("w1",), 2), ("moe_gemm2", ("w2",), 1),
+                                    ("moe_gemm_2stage", ("w1", "w2"), 3)):
+        case = parse_case(small(name, dtype).replace("tokens:19", "tokens:1"))
+        call = operator(name).inputs(case, "reduced", CPU, Shared())
+        cost = operator(name).cost(call)
+        read = sum(call.arguments[weight].nbytes * 2 // 5 for weight in weights)
+        rows = sum(call.arguments[row].nbytes for row in ("x", "a2") if row in call.arguments)
+        assert cost.flops == 2 * 2 * products * 64 * 64
+        assert cost.bytes == read + rows + call.output.nbytes
+        assert cost.arithmetic == arithmetic
+
+
+def test_cost_of_masked_experts_is_nothing() -> None:
+    whole, part = (operator("moe_gemm2").cost(operator("moe_gemm2").inputs(
+        parse_case(small("moe_gemm2", mode="reduce", mask=mask)), "reduced", CPU, Shared())) for mask in ("no", "yes"))
+    assert part.flops < whole.flops
+    assert part.bytes < whole.bytes
+
+
 # ---- matrices -------------------------------------------------------------------------------------------------------
 
 

@@ -58,7 +58,7 @@ def test_every_option_has_help_and_a_place_of_its_own() -> None:
 
 @pytest.mark.parametrize(("words", "message"), [
     (("--operator", "moe_reduce_fus"), "unknown operator 'moe_reduce_fus'. Did you mean 'moe_reduce_fused'? Known: "),
-    (("--tier", "smok"), "unknown tier 'smok'. Did you mean 'smoke'? Known: benchmark, dtypes, edge, fp8, full"),
+    (("--tier", "smok"), "unknown tier 'smok'. Did you mean 'smoke'? Known: benchmark, benchmark-smoke, dtypes, edge"),
     (("--tier", "smoke,edges"), "unknown tier 'edges'. Did you mean 'edge'?"),
     (("--sizes", "small"), "unknown value of --sizes 'small'. Known: official, reduced."),
     (("--data", "exakt"), "unknown value of --data 'exakt'. Did you mean 'exact'? Known: exact, real."),

@@ -39,6 +39,7 @@ def describe(
     return run_line(
         identity, pairs, described,
         operators=names, sizes=run.settings(arch).sizes, data=run.selection.data, vacuity=run.vacuity,
+        bench=run.selection.bench,
         plan=plan_digest((case.id, kernel) for case, kernel in pairs),
         tiers=sorted({tier for case, _ in pairs for tier in case.tiers}),
         policies={c.name: dict(c.policies) for c in contracts},

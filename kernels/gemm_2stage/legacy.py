@@ -83,7 +83,7 @@ def _options(*stages: int) -> dict[str, Any]:
     return {
         "about": _ABOUT, "supports": supports, "requires": tilelang_build.missing,
         "prepare": partial(_prepare, stages), "route": partial(_route, stages), "lower": partial(_lower, stages),
-        "repeatable": repeatable,
+        "repeatable": repeatable, "role": "baseline",
     }
 
 

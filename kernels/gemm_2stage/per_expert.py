@@ -77,7 +77,7 @@ def _stage2(a2: Tensor, w2: Tensor, scale_a2: Tensor | None, scale_w2: Tensor | 
             out[row] = z.to(out.dtype)
 
 
-@kernel("moe_gemm1", name=NAME, about=_ABOUT, route=route, graph_safe=False)
+@kernel("moe_gemm1", name=NAME, about=_ABOUT, route=route, graph_safe=False, role="pytorch")
 def gemm1(x: Tensor, w1: Tensor, *, scale_x: Tensor | None = None, scale_w1: Tensor | None = None,
           sorted_token_ids: Tensor, sorted_expert_ids: Tensor, sorted_weights: Tensor, num_valid_ids: Tensor,
           topk_ids: Tensor, topk_weights: Tensor, expert_mask: Tensor | None = None, in_dtype: str, block: int,
@@ -87,7 +87,7 @@ def gemm1(x: Tensor, w1: Tensor, *, scale_x: Tensor | None = None, scale_w1: Ten
     _stage1(x, w1, scale_x, scale_w1, local_experts(topk_ids, expert_mask), topk_weights, in_dtype, doweight, out)
 
 
-@kernel("moe_gemm2", name=NAME, about=_ABOUT, route=route, graph_safe=False)
+@kernel("moe_gemm2", name=NAME, about=_ABOUT, route=route, graph_safe=False, role="pytorch")
 def gemm2(a2: Tensor, w2: Tensor, *, scale_a2: Tensor | None = None, scale_w2: Tensor | None = None,
           sorted_token_ids: Tensor, sorted_expert_ids: Tensor, sorted_weights: Tensor, num_valid_ids: Tensor,
           topk_ids: Tensor, topk_weights: Tensor, expert_mask: Tensor | None = None, in_dtype: str, block: int,
@@ -98,7 +98,7 @@ def gemm2(a2: Tensor, w2: Tensor, *, scale_a2: Tensor | None = None, scale_w2: T
             combine == "atomic", out)
 
 
-@kernel("moe_gemm_2stage", name=NAME, about=_ABOUT, route=route, graph_safe=False)
+@kernel("moe_gemm_2stage", name=NAME, about=_ABOUT, route=route, graph_safe=False, role="pytorch")
 def gemm_2stage(x: Tensor, w1: Tensor, w2: Tensor, *, scale_x: Tensor | None = None, scale_w1: Tensor | None = None,
                 scale_w2: Tensor | None = None, smooth2: Tensor | None = None, sorted_token_ids: Tensor,
                 sorted_expert_ids: Tensor, sorted_weights: Tensor, num_valid_ids: Tensor, topk_ids: Tensor,

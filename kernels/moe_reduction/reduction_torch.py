@@ -26,7 +26,7 @@ def route(params: Mapping[str, str], arch: Arch) -> Route:
 
 @kernel(
     "moe_reduction", promise="bit-exact", about="PyTorch, slot after slot, masks by selection", strided=True,
-    route=route,
+    route=route, role="pytorch",
 )
 def reduction_torch(part: Tensor, *, valid_mask: Tensor | None = None, topk_ids: Tensor | None = None,
                     expert_mask: Tensor | None = None, out: Tensor) -> None:

@@ -67,7 +67,7 @@ def lower(params: Mapping[str, str], arch: Arch) -> Lowered:
 
 @kernel(
     "moe_reduce_fused", promise="bit-exact", about="TileLang, one block per token, the baseline",
-    requires=tilelang_build.missing, prepare=prepare, route=route, lower=lower,
+    requires=tilelang_build.missing, prepare=prepare, route=route, lower=lower, role="baseline",
 )
 def per_token(x: "Tensor", token_topk_to_pos: "Tensor", *, topk_weights: "Tensor | None" = None,
               x_sf: "Tensor | None" = None, sf: "Tensor | None" = None, out: "Tensor") -> None:

@@ -31,7 +31,7 @@ def route(params: Mapping[str, str], arch: Arch) -> Route:
 
 @kernel(
     "moe_reduce_fused", promise="within-budget", about="PyTorch, gather [T, K, H] and reduce", strided=True,
-    route=route,
+    route=route, role="pytorch",
 )
 def vectorised(x: Tensor, token_topk_to_pos: Tensor, *, topk_weights: Tensor | None = None,
                x_sf: Tensor | None = None, sf: Tensor | None = None, out: Tensor) -> None:

@@ -23,7 +23,8 @@ def route(params: Mapping[str, str], arch: Arch) -> Route:
     return Route("sort_torch")
 
 
-@kernel("moe_sorting", promise="bit-exact", about="PyTorch, one stable sort by expert", strided=True, route=route)
+@kernel("moe_sorting", promise="bit-exact", about="PyTorch, one stable sort by expert", strided=True, route=route,
+        role="pytorch")
 def sort_torch(
     topk_ids: Tensor, topk_weights: Tensor, *, expert_mask: Tensor | None = None, experts: int, block: int, hidden: int,
     buffer_dtype: torch.dtype, invalid: str | None = None, duplicates: str | None = None,

@@ -7,6 +7,7 @@ from conformance.operator import Call, Cost, Operator
 from references.moe_gemm_2stage.contract import ARGUMENTS, output, sizes_of, validate
 from references.moe_gemm_2stage.inputs import inputs, memory
 from references.moe_gemm_2stage.reference import PUBLISHED, reference
+from references.moe_gemm_2stage.sorting import routed
 from references.moe_gemm_2stage.storage import STORED
 
 _POLICIES = {
@@ -39,15 +40,19 @@ _ENDS = {
 }
 
 
+_ARITHMETIC = {"fp8": "e4m3", "fp16": "fp16", "int8": "int8", "int8smooth": "int8", "int4": "int8"}  # others: bf16
+
+
 def _cost(call: Call) -> Cost:
     """Routed rows only: two operations per product, each routed expert's weights and each row once."""
     given, of = call.arguments, sizes_of(call.arguments)
-    mask = given["expert_mask"]
-    routes = of["T"] * of["k"] if mask is None else int((mask[given["topk_ids"].long()] != 0).sum())
+    served = routed(given["topk_ids"], of["E"], given["expert_mask"])
+    routes, experts = int(served.sum()), len(given["topk_ids"][served].unique())
     products = (2 * of["I"] * of["H"] if "w1" in given else 0) + (of["H"] * of["I"] if "w2" in given else 0)
-    weights = sum(given[name].nbytes for name in ("w1", "w2") if name in given)
+    weights = sum(given[name].nbytes // of["E"] * experts for name in ("w1", "w2") if name in given)
     rows = sum(given[name].nbytes for name in ("x", "a2") if name in given)
-    return Cost(2 * routes * products, weights + rows + call.output.nbytes)
+    return Cost(2 * routes * products, weights + rows + call.output.nbytes,
+                _ARITHMETIC.get(given["in_dtype"], "bf16"))
 
 
 def _variant(case: Case) -> str:
