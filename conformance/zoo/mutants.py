@@ -5,7 +5,7 @@ They are ordinary kernels of the package ``kernels.mutants``, which no run loads
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ FAULTS = (
     "SENTINEL", "EMPTY", "STALE", "TAIL", "OVERFLOW", "LAYOUT", "MAP", "NONFINITE", "SCALE", "CASTROUND", "ROUTING",
     "SEMANTIC", "PRECISION", "RACE", "STATE", "CONFIG",
 )
+Shown = Callable[[Mapping[str, str]], bool]
 _MUTANTS: dict[tuple[str, str], Mutant] = {}
 _CONTROLS: dict[tuple[str, str], Kernel] = {}
 
@@ -26,7 +27,8 @@ class Mutant:
 
     fault: its kind in the fault catalogue, one of FAULTS. wrong: what is wrong, in one sentence. twin: the name of
     the control it was made from. diagnosis: keys of the explanations of which a failure must name one; with several,
-    no data tells them apart.
+    no data tells them apart. shown_on(params): whether it is run on a case; None: on all. What is wrong in one dtype
+    is wrong in the others, and a hundred mutants are many.
     """
 
     kernel: Kernel
@@ -34,6 +36,7 @@ class Mutant:
     wrong: str
     twin: str
     diagnosis: tuple[str, ...]
+    shown_on: Shown | None = None
 
     @property
     def name(self) -> str:
@@ -48,7 +51,7 @@ def control(operator: str, name: str, function: Callable[..., Any], about: str, 
 
 
 def mutant(operator: str, name: str, function: Callable[..., Any], *, fault: str, wrong: str, twin: str,
-           diagnosis: tuple[str, ...], **options: Any) -> Mutant:
+           diagnosis: tuple[str, ...], shown_on: Shown | None = None, **options: Any) -> Mutant:
     """Register a mutant. Raises ConformanceError for a fault kind or a twin that does not exist."""
     if fault not in FAULTS:
         raise unknown_name(f"fault kind of mutant {name}:", fault, FAULTS)
@@ -56,9 +59,16 @@ def mutant(operator: str, name: str, function: Callable[..., Any], *, fault: str
         raise unknown_name(f"twin of mutant {name}:", twin, [label for _, label in _CONTROLS])
     if not diagnosis:
         raise ConformanceError(f"mutant {name} names no diagnosis")
-    record = Mutant(kernel(operator, name=name, about=wrong, **options)(function), fault, wrong, twin, diagnosis)
+    record = Mutant(kernel(operator, name=name, about=wrong, **options)(function), fault, wrong, twin, diagnosis,
+                    shown_on)
     _MUTANTS[operator, name] = record
     return record
+
+
+def is_shown(kernel: Kernel, params: Mapping[str, str]) -> bool:
+    """Whether a case with these parameters is planned for a kernel: all are, but for mutants that need few."""
+    known = _MUTANTS.get((kernel.operator, kernel.name))
+    return known is None or known.shown_on is None or known.kernel is not kernel or known.shown_on(params)
 
 
 def mutants(operator: str) -> dict[str, Mutant]:

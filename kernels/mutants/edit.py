@@ -81,5 +81,5 @@ def _executed(name: str, text: str) -> ModuleType:
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     module = ModuleType(name)
     sys.modules[name] = module  # dataclasses look their module up
-    exec(compile(text, file, "exec"), module.__dict__)
+    exec(compile(text, file, "exec", dont_inherit=True), module.__dict__)
     return module

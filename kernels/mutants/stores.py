@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-Store = Callable[[Tensor, Tensor, dict[str, Any]], None]
+Store = Callable[[Tensor, Tensor, dict[str, Any]], Any]  # what it returns is not used
 
 
 def then(function: Callable[..., Any], name: str, module: str, store: Store) -> Callable[..., None]:

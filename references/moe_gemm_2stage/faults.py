@@ -80,7 +80,7 @@ def _padding(r: Reading, token: Tensor, slot: Tensor, rows: Tensor) -> Reading |
     added = (token[inside], slot[inside], expert[inside], share[inside])
     whole = [torch.cat([old, new.to(old.dtype)]) for old, new in zip((was.token, was.slot, was.expert, was.share),
                                                                      added, strict=True)]
-    return replace(r, routes=Routes(*whole, extra=int(inside.sum()))) if bool(inside.any()) else None
+    return replace(r, routes=Routes(*whole)) if bool(inside.any()) else None
 
 
 def _padding_as(last: bool) -> Change:
@@ -106,6 +106,10 @@ def _tail_blocks(r: Reading) -> Reading | None:
 
 def _in_block(r: Reading) -> Tensor:
     return _rank(r) % r.call.arguments["block"]
+
+
+def _below(place: Callable[[Reading], Tensor], tile: int) -> Change:
+    return _kept(lambda r: place(r) < tile)
 
 
 def _previous_block(r: Reading) -> Reading | None:
@@ -212,10 +216,10 @@ ROUTES = (
     fault("single-rows-dropped", "experts with a single row are left out", _kept(lambda r: ~_alone(r))),
     fault("last-row-of-block-dropped", "the last row of a full block is left out",
           _kept(lambda r: _in_block(r) < r.call.arguments["block"] - 1)),
-    *(fault("rows-beyond-tile-dropped", f"rows of an expert beyond {tile} are left out",
-            _kept(lambda r, tile=tile: _rank(r) < tile)) for tile in _TILES),
-    *(fault("rows-beyond-tile-dropped", f"rows of a block beyond {tile} are left out",
-            _kept(lambda r, tile=tile: _in_block(r) < tile)) for tile in _TILES[:-1]),
+    *(fault("rows-beyond-tile-dropped", f"rows of an expert beyond {tile} are left out", _below(_rank, tile))
+      for tile in _TILES),
+    *(fault("rows-beyond-tile-dropped", f"rows of a block beyond {tile} are left out", _below(_in_block, tile))
+      for tile in _TILES[:-1]),
     fault("token-6-bit", "tokens are held in 6 bits", _narrow_tokens),
     fault("row-of-slot-0", "every slot reads the row of slot 0", _row_of_slot_0),
     fault("row-and-scale-of-slot-0", "every slot reads the row and the scale of slot 0",

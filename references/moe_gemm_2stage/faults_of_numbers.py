@@ -26,6 +26,10 @@ def _silu(x: Tensor) -> Tensor:
     return torch.nn.functional.silu(x)
 
 
+def _clamped(limit: float) -> Change:
+    return _activation(lambda gate, up: _silu(gate.clamp(max=limit)) * up.clamp(-limit, limit))
+
+
 def _interleaved(r: Reading) -> Reading | None:
     """Row 2i is taken for gate i, row 2i + 1 for up i."""
     if r.w1 is None:
@@ -168,11 +172,27 @@ def _unsigned(stored: Tensor) -> Tensor:
     return layouts.unpack_int4(stored) & 15
 
 
+def _without_last(tail: int) -> Change:
+    """Sums lack their last elements."""
+    return lambda r: replace(r, terms=lambda size: slice(size - tail if size > tail else size))
+
+
+def _whole(tile: int) -> Change:
+    """Sums end with a whole tile."""
+    return lambda r: replace(r, terms=lambda size: slice(max(tile, size // tile * tile)))
+
+
 # ---- Precision ----------------------------------------------------------------------------------------------------
 
 
 def _rounded(dtype: torch.dtype) -> Change:
     return lambda r: None if r.mode.integer else replace(r, sum=lambda total: total.to(dtype).float())
+
+
+def _wrapped(r: Reading) -> Reading | None:
+    if not r.mode.integer:
+        return None
+    return replace(r, sum=lambda total: (total + 32768) % 65536 - 32768)
 
 
 def _term_bf16(r: Reading) -> Reading | None:
@@ -256,8 +276,8 @@ NUMBERS = (
           _activation(lambda gate, up: gate * torch.sigmoid(1.702 * gate) * up)),
     fault("silu-base-2", "SiLU takes powers of 2 in the place of e",
           _activation(lambda gate, up: gate / (1 + torch.exp2(-gate)) * up)),
-    *(fault("swiglu-limit", f"gate and up are clamped to {limit:g} before the activation", _activation(
-        lambda gate, up, limit=limit: _silu(gate.clamp(max=limit)) * up.clamp(-limit, limit))) for limit in (0.5, 7.0)),
+    *(fault("swiglu-limit", f"gate and up are clamped to {limit:g} before the activation", _clamped(limit))
+      for limit in (0.5, 7.0)),
     fault("silu-bf16", "SiLU is computed in bf16", _activation(lambda g, up: _silu(g.bfloat16()).float() * up)),
     fault("channel-scale-missing", "the scales of output channels are left out", _channels(lambda s, e, c: None)),
     fault("channel-scale-twice", "the scales of output channels are applied twice",
@@ -288,12 +308,13 @@ NUMBERS = (
           _nibbles(lambda stored: layouts.unpack_int4(stored << 4 | stored >> 4))),
     fault("nibbles-paired", "the two nibbles of a byte are taken for neighbours", _nibbles(_paired)),
     fault("nibbles-unsigned", "4-bit weights are not sign-extended", _nibbles(_unsigned)),
-    *(fault("k-tail-dropped", f"the last {tail} elements of the sum are left out", lambda r, tail=tail: replace(
-        r, terms=lambda size: slice(size - tail) if size > tail else slice(size))) for tail in _TAILS),
-    *(fault("k-tail-dropped", f"the sum ends with the last whole {tile} elements", lambda r, tile=tile: replace(
-        r, terms=lambda size: slice(max(tile, size // tile * tile)))) for tile in _TAILS[2:]),
+    *(fault("k-tail-dropped", f"the last {tail} elements of the sum are left out", _without_last(tail))
+      for tail in _TAILS),
+    *(fault("k-tail-dropped", f"the sum ends with the last whole {tile} elements", _whole(tile))
+      for tile in _TAILS[2:]),
     fault("acc-bf16", "sums are rounded to bf16", _rounded(torch.bfloat16)),
     fault("acc-fp16", "sums are rounded to fp16", _rounded(torch.float16)),
+    fault("acc-int16", "sums of integers are held in 16 bits", _wrapped),
     fault("terms-bf16", "terms are rounded to bf16 before they are weighted", _term_bf16),
     fault("terms-cut", "terms are truncated to 16 bits before they are added",
           lambda r: replace(r, term=_cut(r.dtype)) if r.adds and r.dtype != torch.float32 else None),

@@ -24,14 +24,12 @@ _MOST_KEPT = 1 << 24  # elements of decoded weights that are kept for the next p
 
 @dataclass(frozen=True)
 class Routes:
-    """Routes in the order in which a kernel takes them, int64 [R] each; share fp32 [R]. extra: how many at the end are
-    no routes at all, but padding that is taken for some."""
+    """Routes in the order in which a kernel takes them, int64 [R] each; share fp32 [R]."""
 
     token: Tensor
     slot: Tensor
     expert: Tensor
     share: Tensor
-    extra: int = 0
 
     def where(self, keep: Tensor) -> Routes:
         return Routes(self.token[keep], self.slot[keep], self.expert[keep], self.share[keep])

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from conformance.zoo.mutants import control, mutant
+from conformance.zoo.mutants import Shown, control, mutant
 from kernels.mutants.edit import Edit, Source, edited
 
 OPERATORS = {"1": "moe_gemm1", "2": "moe_gemm2", "c": "moe_gemm_2stage"}
@@ -15,24 +15,15 @@ SOURCES = {
     "torch": tuple(_OF + name for name in ("unpack", "between", "per_expert")),
     "tl": tuple(_OF + name for name in ("between", "legacy_template", "legacy")),
 }
-# What is wrong in one of these is wrong in the others: scales of rows and channels, none, slot-major rows, groups.
-FEW = ("fp8", "bf16", "int8smooth", "int4_bf16_g32")
-PACKED = ("int4", "int4_bf16", "int4_bf16_g32")
+# What is wrong in one of these is wrong in the others: scales of rows and of channels; groups, and no scale of rows.
+FEW = ("fp8", "int4_bf16_g32")
+PACKED = ("int4", "int4_bf16_g32")
 
 
-def only(dtypes: Sequence[str], source: Source, other: Mapping[str, Sequence[str]] | None = None
-         ) -> Callable[[Mapping[str, str]], str | None]:
-    """``supports`` of a mutant that runs these dtypes, and of other parameters these values."""
-    taken = {"in": dtypes, **(other or {})}
-
-    def supports(params: Mapping[str, str]) -> str | None:
-        for name, values in taken.items():
-            if params.get(name, values[0]) not in values:
-                return f"shown for {name}:{','.join(values)} only"
-        inherited: Callable[[Mapping[str, str]], str | None] | None = source.options.get("supports")
-        return None if inherited is None else inherited(params)
-
-    return supports
+def only(dtypes: Sequence[str], **other: Sequence[str]) -> Shown:
+    """``shown_on`` for these dtypes, and these values of other parameters where a case has them."""
+    taken = {"in": dtypes, **other}
+    return lambda params: all(params.get(name, values[0]) in values for name, values in taken.items())
 
 
 def sources(kind: str, name: str, edits: Mapping[str, Sequence[Edit]]) -> dict[str, Source]:
@@ -48,9 +39,8 @@ def wrong(name: str, fault: str, what: str, diagnosis: str, on: str, module: str
     found = sources("torch", name, {module: edits})
     for letter in on:
         source = found[OPERATORS[letter]]
-        taken = source.options | {"supports": only(dtypes, source)} | options
         mutant(source.operator, name, source.function, fault=fault, wrong=what, twin="torch_control",
-               diagnosis=tuple(diagnosis.split()), **taken)
+               diagnosis=tuple(diagnosis.split()), shown_on=only(dtypes), **source.options | options)
 
 
 for _source in sources("torch", "torch_control", {}).values():

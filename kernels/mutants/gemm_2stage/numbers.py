@@ -22,39 +22,39 @@ _OTHER = "{torch.float8_e4m3fn: torch.float8_e4m3fnuz, torch.float8_e4m3fnuz: to
 
 wrong("no_channel_scale", "SCALE", "The scales of output channels are left out.", "channel-scale-missing", "12c",
       "per_expert", (_CHANNELS, "pass"), dtypes=_SCALED)
-wrong("channel_scale_twice", "SCALE", "The scales of output channels are applied twice.", "channel-scale-twice", "12c",
+wrong("channel_scale_twice", "SCALE", "The scales of output channels are applied twice.", "channel-scale-twice", "12",
       "per_expert", (_CHANNELS, f"{_CHANNELS} ** 2"), dtypes=_SCALED)
 wrong("channel_scale_one", "SCALE", "Channel 0's scale counts for all channels of an expert.",
-      "channel-scale-of-channel-0", "12c", "per_expert", (_CHANNELS, f"{_CHANNELS}[:1]"), dtypes=_SCALED)
+      "channel-scale-of-channel-0", "12", "per_expert", (_CHANNELS, f"{_CHANNELS}[:1]"), dtypes=_SCALED)
 wrong("channel_scale_expert", "SCALE", "Channels are scaled by the next expert's scales.",
-      "channel-scale-of-next-expert", "12c", "per_expert",
+      "channel-scale-of-next-expert", "12", "per_expert",
       (_CHANNELS, "acc = acc * scale_w[(expert + 1) % len(scale_w)]"), dtypes=_SCALED)
 wrong("channel_scale_exponent", "SCALE", "Scales of channels are cut to powers of two, as e8m0 holds them.",
-      "channel-scale-power-of-two", "12c", "per_expert",
+      "channel-scale-power-of-two", "12", "per_expert",
       (_CHANNELS, "acc = acc * scale_w[expert].log2().floor().exp2()"), dtypes=_SCALED)
-wrong("gate_scale_for_up", "SCALE", "Up is scaled by the gate's scales.", "gate-scale-for-up", "1c", "per_expert",
+wrong("gate_scale_for_up", "SCALE", "Up is scaled by the gate's scales.", "gate-scale-for-up", "1", "per_expert",
       ("= _sums(x, row, scale_x, w1, scale_w1,", "= _sums(x, row, scale_x, w1, None if scale_w1 is None else torch.cat("
        "[scale_w1.chunk(2, -1)[0]] * 2, -1),"))
 wrong("no_row_scale", "SCALE", "The scales of rows are left out.", "row-scale-missing", "12c", "per_expert",
       (_ROWS, "return acc"), dtypes=_SCALED)
-wrong("row_scale_twice", "SCALE", "The scales of rows are applied twice.", "row-scale-twice", "12c", "per_expert",
+wrong("row_scale_twice", "SCALE", "The scales of rows are applied twice.", "row-scale-twice", "12", "per_expert",
       (_ROWS, f"{_ROWS} ** 2"), dtypes=_SCALED)
-wrong("row_scale_one", "SCALE", "Row 0's scale counts for all rows.", "row-scale-of-row-0", "12c", "per_expert",
+wrong("row_scale_one", "SCALE", "Row 0's scale counts for all rows.", "row-scale-of-row-0", "12", "per_expert",
       (_ROWS, "return acc if scale_rows is None else acc * scale_rows[0]"), dtypes=_SCALED)
 wrong("row_scale_token", "SCALE", "Stage 2 scales the row of a slot by that of slot 0.", "row-scale-of-slot-0", "2c",
       "per_expert", ("_sums(rows, row, scale_a2,", "_sums(rows, row, scale_a2 if scale_a2 is None else scale_a2.view("
                      "-1, topk)[:, :1].repeat(1, topk).flatten(),"), dtypes=_SCALED)
 wrong("no_group_scale", "SCALE", "The scales of groups are left out.", "group-scale-missing", "12c", "per_expert",
       (_GROUPS, "None)"), dtypes=("int4_bf16_g32",))
-wrong("group_scale_first", "SCALE", "The first group's scales count for all groups.", "group-scale-of-first", "12c",
+wrong("group_scale_first", "SCALE", "The first group's scales count for all groups.", "group-scale-of-first", "12",
       "per_expert", (_GROUPS, f"scale_w[expert][:1].expand_as(scale_w[expert]) {_GROUPS[16:]}"),
       dtypes=("int4_bf16_g32",))
-wrong("group_scale_next", "SCALE", "A group gets the scales of the next one.", "group-scale-of-next", "12c",
+wrong("group_scale_next", "SCALE", "A group gets the scales of the next one.", "group-scale-of-next", "12",
       "per_expert", (_GROUPS, f"scale_w[expert].roll(-1, 0) {_GROUPS[16:]}"), dtypes=("int4_bf16_g32",))
 wrong("fp8_weights", "SCALE", "fp8 weights are read in the other e4m3 encoding.", _FP8, "12c", "unpack",
       (_UNPACKED, f"tiles = tiles.reshape(rows, columns)\n    return tiles.view({_OTHER}[tiles.dtype]).float()"),
       dtypes=("fp8",))
-wrong("fp8_rows", "SCALE", "fp8 rows are read in the other e4m3 encoding.", _FP8, "12c", "unpack",
+wrong("fp8_rows", "SCALE", "fp8 rows are read in the other e4m3 encoding.", _FP8, "12", "unpack",
       (_SUM, f"import torch\n        return left.view({_OTHER}[left.dtype]).float() @ right.T"), dtypes=("fp8",))
 
 
@@ -63,34 +63,34 @@ wrong("fp8_rows", "SCALE", "fp8 rows are read in the other e4m3 encoding.", _FP8
 
 wrong("not_preshuffled", "LAYOUT", "Preshuffled weights are read row by row.", "preshuffle-ignored", "12c", "unpack",
       (".transpose(1, 2)", ""))
-wrong("preshuffle_width", "LAYOUT", "16 elements lie together, whatever their size.", "preshuffle-width", "12c",
+wrong("preshuffle_width", "LAYOUT", "16 elements lie together, whatever their size.", "preshuffle-width", "12",
       "unpack", ("width = 16 // stored.element_size()", "width = 16"), dtypes=("bf16", "fp16"))
 wrong("nibbles_swapped", "LAYOUT", "Low and high nibbles change places.", "nibbles-swapped", "12c", "unpack",
       (_NIBBLES, "torch.cat([groups >> 4, groups & 15], dim=1)"), dtypes=PACKED)
-wrong("nibbles_paired", "LAYOUT", "The two nibbles of a byte are taken for neighbours.", "nibbles-paired", "12c",
+wrong("nibbles_paired", "LAYOUT", "The two nibbles of a byte are taken for neighbours.", "nibbles-paired", "12",
       "unpack", (_NIBBLES, "torch.stack([groups & 15, groups >> 4], dim=2)"), dtypes=PACKED)
-wrong("nibbles_unsigned", "LAYOUT", "4-bit weights are not sign-extended.", "nibbles-unsigned", "12c", "unpack",
+wrong("nibbles_unsigned", "LAYOUT", "4-bit weights are not sign-extended.", "nibbles-unsigned", "12", "unpack",
       ("torch.where(both > 7, both - 16, both)", "both"), dtypes=PACKED)
 wrong("k_tail", "TAIL", "The sum ends with the last whole 64 elements.", "k-tail-dropped", "12c", "unpack",
       (_SUM, "size = max(64, left.shape[1] // 64 * 64)\n        return left[:, :size].float() @ right[:, :size].T"),
-      dtypes=("fp8", "bf16"))
-wrong("k_integer_tail", "TAIL", "The sum of integers lacks its last 16 elements.", "k-tail-dropped", "12c", "unpack",
+      dtypes=("bf16",))
+wrong("k_integer_tail", "TAIL", "The sum of integers lacks its last 16 elements.", "k-tail-dropped", "12", "unpack",
       ("left.double() @ right.double().T", "left[:, :-16].double() @ right[:, :-16].double().T"),
       dtypes=("int8", "int8smooth"))
-wrong("last_group", "TAIL", "The last group of 32 elements is left out.", "k-tail-dropped", "12c", "unpack",
+wrong("last_group", "TAIL", "The last group of 32 elements is left out.", "k-tail-dropped", "12", "unpack",
       ("enumerate(group_scale)", "enumerate(group_scale[:-1])"), dtypes=("int4_bf16_g32",))
 
 
 # ---- PRECISION, CASTROUND -----------------------------------------------------------------------------------------
 
 
-wrong("sum_bf16", "PRECISION", "Sums are rounded to bf16.", "acc-bf16", "12c", "unpack",
-      (_SUM, f"{_SUM.replace('return ', 'return (')}).bfloat16().float()"), dtypes=("fp8", "bf16"))
+wrong("sum_bf16", "PRECISION", "Sums are rounded to bf16.", "acc-bf16", "12", "unpack",
+      (_SUM, f"{_SUM.replace('return ', 'return (')}).bfloat16().float()"), dtypes=("bf16",))
 wrong("sum_fp16", "PRECISION", "Sums are rounded to fp16.", "acc-fp16", "12c", "unpack",
-      (_SUM, f"{_SUM.replace('return ', 'return (')}).half().float()"), dtypes=("fp8", "bf16"))
-wrong("silu_bf16", "PRECISION", "SiLU is computed in bf16.", "silu-bf16", "1c", "per_expert",
+      (_SUM, f"{_SUM.replace('return ', 'return (')}).half().float()"), dtypes=("bf16",))
+wrong("silu_bf16", "PRECISION", "SiLU is computed in bf16.", "silu-bf16", "1", "per_expert",
       ("functional.silu(gate) * up", "functional.silu(gate.bfloat16()).float() * up"))
-wrong("term_bf16", "PRECISION", "Terms are rounded to bf16 before they are weighted.", "terms-bf16", "2c",
+wrong("term_bf16", "PRECISION", "Terms are rounded to bf16 before they are weighted.", "terms-bf16", "2",
       "per_expert", ("expert, in_dtype) * weights", "expert, in_dtype).bfloat16().float() * weights"))
 wrong("slots_narrow", "PRECISION", "Partials are added in their own format.", "partials-added-narrow", "c", "between",
       ("dtype=torch.float32, device=out.device)", "dtype=out.dtype, device=out.device)"))
