@@ -50,6 +50,8 @@ def edited(package: str, name: str, modules: Sequence[str], edits: Mapping[str, 
     """
     moved: dict[str, str] = {}
     module: ModuleType | None = None
+    parent = sys.modules[f"{package}.{name}"] = ModuleType(f"{package}.{name}")
+    parent.__path__ = []  # a package, so that its modules are found by name once this one has made them
     for original in modules:
         text = _changed(original, name, edits.get(original, ()))
         for known, copy in moved.items():

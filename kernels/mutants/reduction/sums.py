@@ -102,7 +102,8 @@ wrong("flushes", "CASTROUND", "Results below the normal range become 0.", "cast-
 
 _CUT = "(total.view(torch.int32){0} & -{1}).view(torch.float32)"
 wrong("narrow_sum", "PRECISION", "The accumulator has the format of part.", "acc-narrow",
-      ("dtype=torch.float32, device=out.device)", "dtype=part.dtype, device=out.device)"), (_ROWS, "rows = part[:, slot]"),
+      ("dtype=torch.float32, device=out.device)", "dtype=part.dtype, device=out.device)"),
+      (_ROWS, "rows = part[:, slot]"),
       dtypes=("fp16", "bf16"))
 wrong("bf16_sum", "PRECISION", "The accumulator is bf16.", "acc-bf16 acc-narrow",
       (_ADD, f"{_ADD}\n        total = total.bfloat16().float()"), dtypes=("fp32",))
