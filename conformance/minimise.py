@@ -84,8 +84,9 @@ class _Search:
 
     def _between(self, name: str) -> None:
         """Halve the distance to the largest smaller value that is known not to fail."""
-        low = max((int(value) for value in _values(self.case, name) if _number(value) is not None
-                   and int(value) < self.case.number(name)), default=0)
+        now = self.case.number(name)
+        low = max((known for known in map(_number, _values(self.case, name)) if known is not None and known < now),
+                  default=0)
         while self.case.number(name) - low > 1 and not self.over():
             middle = (self.case.number(name) + low) // 2
             if not self._fails(_with(self.case, name, str(middle))):
@@ -126,8 +127,8 @@ def _simpler(case: Case, name: str) -> Iterator[str | None]:
     known = _values(case, name)
     number = _number(now)
     if number is not None:
-        yield from sorted((value for value in known if value and _number(value) is not None and int(value) < number),
-                          key=int)
+        smaller = {other for other in map(_number, known) if other is not None and other < number}
+        yield from map(str, sorted(smaller))
         return
     usual = [value for value, _ in known.most_common()]
     yield from usual[: usual.index(now)] if now in usual else usual

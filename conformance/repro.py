@@ -82,8 +82,8 @@ def _confirm(target: Path, what: str) -> None:
         done = subprocess.run([sys.executable, str(target)], capture_output=True, text=True, timeout=_FILE_SECONDS,
                               check=False)
     except subprocess.TimeoutExpired:
-        raise ConformanceError(f"{what} was not done after {_FILE_SECONDS} s: an endless kernel is not shrunk; {target} "
-                               "repeats it") from None
+        raise ConformanceError(f"{what} was not done after {_FILE_SECONDS} s: an endless kernel is not shrunk; "
+                               f"{target} repeats it") from None
     if done.returncode == 1:
         return
     if done.returncode < 0 or done.returncode > 2:

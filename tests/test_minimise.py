@@ -1,4 +1,4 @@
-"""Shrinking a failing case: to the smallest one that fails alike, within its time, and only where there is a failure."""
+"""Shrinking a failing case: to the smallest one that fails alike, within its time, and only if it fails."""
 
 from __future__ import annotations
 

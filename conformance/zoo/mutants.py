@@ -19,6 +19,7 @@ FAULTS = (
 Shown = Callable[[Mapping[str, str]], bool]
 _MUTANTS: dict[tuple[str, str], Mutant] = {}
 _CONTROLS: dict[tuple[str, str], Kernel] = {}
+_SHOWN: dict[tuple[str, str], Shown] = {}
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,7 @@ class Mutant:
 
     fault: its kind in the fault catalogue, one of FAULTS. wrong: what is wrong, in one sentence. twin: the name of
     the control it was made from. diagnosis: keys of the explanations of which a failure must name one; with several,
-    no data tells them apart. shown_on(params): whether it is run on a case; None: on all. What is wrong in one dtype
-    is wrong in the others, and a hundred mutants are many.
+    no data tells them apart. shown_on(params): whether it is run on a case; None: on all.
     """
 
     kernel: Kernel
@@ -43,10 +43,12 @@ class Mutant:
         return self.kernel.name
 
 
-def control(operator: str, name: str, function: Callable[..., Any], about: str, **options: Any) -> Kernel:
-    """Register an unmutated twin; ``options`` are those of ``@kernel``."""
+def control(operator: str, name: str, function: Callable[..., Any], about: str, *, shown_on: Shown | None = None,
+            **options: Any) -> Kernel:
+    """Register an unmutated twin; ``options`` are those of ``@kernel``. ``shown_on``: as of a mutant."""
     record = kernel(operator, name=name, about=about, **options)(function)
     _CONTROLS[operator, name] = record
+    _show(record, shown_on)
     return record
 
 
@@ -62,13 +64,20 @@ def mutant(operator: str, name: str, function: Callable[..., Any], *, fault: str
     record = Mutant(kernel(operator, name=name, about=wrong, **options)(function), fault, wrong, twin, diagnosis,
                     shown_on)
     _MUTANTS[operator, name] = record
+    _show(record.kernel, shown_on)
     return record
 
 
+def _show(record: Kernel, shown_on: Shown | None) -> None:
+    if shown_on is not None:
+        _SHOWN[record.operator, record.module + record.name] = shown_on
+
+
 def is_shown(kernel: Kernel, params: Mapping[str, str]) -> bool:
-    """Whether a case with these parameters is planned for a kernel: all are, but for mutants that need few."""
-    known = _MUTANTS.get((kernel.operator, kernel.name))
-    return known is None or known.shown_on is None or known.kernel is not kernel or known.shown_on(params)
+    """Whether a case with these parameters is planned for a kernel: all are, but of mutants and their twins only those
+    that show something. What is wrong in one dtype is wrong in the others, and hundreds of mutants are many."""
+    shown_on = _SHOWN.get((kernel.operator, kernel.module + kernel.name))
+    return shown_on is None or shown_on(params)
 
 
 def mutants(operator: str) -> dict[str, Mutant]:

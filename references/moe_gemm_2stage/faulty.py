@@ -190,17 +190,18 @@ def _second(of: Reading, rows: Operand, index: Tensor) -> Tensor:
 def _sums(of: Reading, rows: Operand, index: Tensor, w: Operand, columns: Tensor) -> Tensor:
     """fp32 [R, C]: each route's row times the columns of its expert, scaled."""
     expert, count = of.routes.expert, len(w.payload)
-    part, whose = of.terms(rows.payload.shape[-1]), of.payload_expert(expert, count)
+    part = of.terms(rows.payload.shape[-1])
+    payload, scaled = of.payload_expert(expert, count), of.scale_expert(expert, count)
     left = rows.payload[index][:, part].double()
     total = torch.zeros((len(index), len(columns)), dtype=torch.float64, device=left.device)
-    for one in whose.unique().tolist():
-        here = (whose == one).nonzero().flatten()
-        right = w.payload[one].index_select(0, columns)[:, part].double()
+    for one in expert.unique().tolist():
+        here = (expert == one).nonzero().flatten()
+        right = w.payload[payload[here[0]]].index_select(0, columns)[:, part].double()
         if w.factors is not None:
-            right *= w.factors[one].index_select(0, columns)[:, part]
+            right *= w.factors[scaled[here[0]]].index_select(0, columns)[:, part]
         total[here] = left[here] @ right.T
     found = of.sum(total.float())
-    by_channel = None if w.scale is None else of.channel_scale(w.scale, of.scale_expert(expert, count), columns)
+    by_channel = None if w.scale is None else of.channel_scale(w.scale, scaled, columns)
     by_row = None if rows.scale is None else of.row_scale(rows.scale, index, of.routes)
     found = found if by_channel is None else found * by_channel
     return found if by_row is None else found * by_row[:, None]

@@ -90,7 +90,7 @@ wrong("sum_fp16", "PRECISION", "Sums are rounded to fp16.", "acc-fp16", "12c", "
       (_SUM, f"{_SUM.replace('return ', 'return (')}).half().float()"), dtypes=("bf16",))
 wrong("silu_bf16", "PRECISION", "SiLU is computed in bf16.", "silu-bf16", "1", "per_expert",
       ("functional.silu(gate) * up", "functional.silu(gate.bfloat16()).float() * up"))
-wrong("term_bf16", "PRECISION", "Terms are rounded to bf16 before they are weighted.", "terms-bf16", "2",
+wrong("term_bf16", "PRECISION", "Terms are rounded to bf16 before they are weighted.", "terms-bf16 acc-bf16", "2",
       "per_expert", ("expert, in_dtype) * weights", "expert, in_dtype).bfloat16().float() * weights"))
 wrong("slots_narrow", "PRECISION", "Partials are added in their own format.", "partials-added-narrow", "c", "between",
       ("dtype=torch.float32, device=out.device)", "dtype=out.dtype, device=out.device)"))

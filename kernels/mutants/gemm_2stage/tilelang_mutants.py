@@ -41,7 +41,8 @@ def _wrong(name: str, fault: str, what: str, diagnosis: str, on: str, *edits: Ed
 
 
 for _source in _sources("tl_control").values():
-    control(_source.operator, "tl_control", _source.function, "the unedited TileLang kernel", **_source.options)
+    control(_source.operator, "tl_control", _source.function, "the unedited TileLang kernel",
+            shown_on=only(_DTYPES), **_source.options)
 
 _wrong("tl_padding_0", "SENTINEL", "Padding decodes to token 0 in slot 0.", "padding-row-0", "12",
        (_TOKEN, f"{_TOKEN.replace('= ', '= (')}) % tokens"), (_SLOT, f"{_SLOT.replace('= ', '= (')}) % topk"))

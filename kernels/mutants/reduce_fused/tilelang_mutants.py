@@ -64,7 +64,7 @@ def _wrong(name: str, fault: str, what: str, diagnosis: str, **places: Any) -> N
 
 
 control(OPERATOR, TWIN, _function(TWIN, Places()), "the unmutated twin of the TileLang mutants",
-        **_options(TWIN, Places()))
+        shown_on=_only_bf16, **_options(TWIN, Places()))
 
 _wrong("tl_row_0", "SENTINEL", "A padding slot reads row 0 and counts.", "padding-row-0", padding_row=0)
 _wrong("tl_zero", "SENTINEL", "Position 0 is taken for padding.", "row-0-as-padding", first_valid=1)

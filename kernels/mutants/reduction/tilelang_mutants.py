@@ -41,7 +41,8 @@ def _wrong(name: str, fault: str, what: str, diagnosis: str, *edits: Edit) -> No
 
 
 _source = tilelang_source(_TWIN)
-control(OPERATOR, _TWIN, _source.function, "the unedited TileLang kernel", **_options(_source.options))
+control(OPERATOR, _TWIN, _source.function, "the unedited TileLang kernel", shown_on=_shown_on,
+        **_options(_source.options))
 
 _wrong("tl_mask_ignored", "SENTINEL", "valid_mask is not read.", "mask-ignored", (_TAKE, "take[g] = 1"))
 _wrong("tl_mask_one", "SENTINEL", "Only 1 in a mask counts as true.", "mask-only-one",
