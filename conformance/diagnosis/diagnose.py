@@ -56,7 +56,8 @@ class Diagnosis:
 
 class Allowance:
     """Which failures this process diagnoses: of each kernel a few in a row, then ever fewer, so that a thousand cost
-    ten diagnoses and come from all parts of the matrix; none any more when the time for all is spent."""
+    ten diagnoses and come from all parts of the matrix; when the time for all is spent only a kernel's first one, and
+    none any more after twice that time."""
 
     def __init__(self) -> None:
         self._failures: Counter[str] = Counter()
@@ -66,7 +67,9 @@ class Allowance:
     def grants(self, kernel: str) -> bool:
         self._failures[kernel] += 1
         number = self._failures[kernel]
-        return self._spent < SECONDS and (number <= FIRST or number & (number - 1) == 0)
+        if self._spent >= SECONDS:
+            return number == 1 and self._spent < 2 * SECONDS
+        return number <= FIRST or number & (number - 1) == 0
 
     def __enter__(self) -> None:
         self._started = time.perf_counter()

@@ -57,7 +57,7 @@ _stored("rows_beyond_16", "TAIL", "Rows beyond the last whole 16 are left at zer
         _rows(lambda out: stores.whole_tiles(len(out), 16, out.device), zero=True), on="12")
 _stored("last_64_columns", "TAIL", "The last 64 columns are zero.", "zeroed",
         _columns(lambda out: stores.before_last(out.shape[1], 64, out.device), zero=True))
-_stored("rows_upper_half", "LAYOUT", "A size is given in elements, not bytes: rows of the upper half are zero.", "zeroed",
+_stored("rows_upper_half", "LAYOUT", "A size is given in elements, not bytes: rows of the upper half are 0.", "zeroed",
         _rows(lambda out: stores.before_last(len(out), len(out) // 2, out.device), zero=True), on="12")
 _stored("columns_upper_half", "CONFIG", "The grid's stride is twice the tile: the upper half of the columns is not "
         "written.", "unwritten", _columns(lambda out: stores.before_last(out.shape[1], out.shape[1] // 2, out.device)),
