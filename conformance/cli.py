@@ -46,7 +46,8 @@ take it and why others do not, and how to run it.
 _REPRO = """\
 Prints the pytest line that reruns a case. --write also makes a Python file that rebuilds the same inputs, runs golden
 and kernel, and shows the elements that differ. That file exits with 0 when the kernel holds its promise, 1 when it
-does not, 2 when the case cannot run.
+does not, 2 when the case cannot run. --minimise shrinks the case first: fewer tokens, slots and columns, plainer data,
+as long as it fails alike, with the same cause; the file is run before it is handed out.
 """
 _RULES = """\
 Prints every rule of expectation (matrices/archs/*.toml, --expectations FILE) with the number of cases it governs, and
@@ -129,6 +130,8 @@ def _parser() -> argparse.ArgumentParser:
     repro.add_argument("case", metavar="CASE", help=one)
     repro.add_argument("--kernel", metavar="NAME", help="only this one of the kernels that --kernels chooses")
     repro.add_argument("--write", metavar="FILE", type=Path, help="write the Python file; needs one kernel")
+    repro.add_argument("--minimise", action="store_true", help="write the file of the smallest case that fails alike")
+    repro.add_argument("--within", metavar="SECONDS", type=float, default=60.0, help="time for that (default: 60)")
     options.add_to_argparse(repro, but=("--operator", "--tier", "--case"))
 
     record_commands.add_to(add)
@@ -187,7 +190,7 @@ def _show(args: argparse.Namespace) -> int:
 def _repro(args: argparse.Namespace) -> int:
     from conformance.repro import repro
 
-    repro(args.case, _select(args), args.kernel, args.write)
+    repro(args.case, _select(args), args.kernel, args.write, args.within if args.minimise else None)
     return OK
 
 

@@ -11,6 +11,7 @@ from conformance.errors import ConformanceError
 from conformance.matrix import Matrix
 from conformance.options import Selection
 from conformance.registry import kernels, matrices, matrix_files
+from conformance.zoo.mutants import is_shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +29,14 @@ class Planned:
 
 def plan(of: Matrix, selection: Selection, archs: tuple[str, ...]) -> Iterator[Planned]:
     """All items of one matrix, in groups that share data: for each case, every architecture and kernel."""
-    names = [kernel.name for kernel in kernels(of.operator, selection.kernels)]
+    known = kernels(of.operator, selection.kernels)
     labels: tuple[str | None, ...] = archs if len(archs) > 1 else (None,)
     cases = selection.cases_of(of)
     for label in labels:
         for case in cases:
-            for name in names:
-                yield Planned(case, name, label)
+            for kernel in known:
+                if is_shown(kernel, case.params):
+                    yield Planned(case, kernel.name, label)
 
 
 def parse_nodeid(nodeid: str) -> Planned | None:

@@ -141,12 +141,15 @@ def test_of_a_thousand_failures_few_are_diagnosed():
 
 
 def test_diagnoses_end_when_their_time_is_spent(monkeypatch):
-    clock = iter((0.0, diagnosis.SECONDS + 1))
+    clock = iter((0.0, diagnosis.SECONDS + 1, 0.0, diagnosis.SECONDS))
     monkeypatch.setattr(diagnosis.time, "perf_counter", lambda: next(clock))
     allowance = Allowance()
     with allowance:
         pass
-    assert not allowance.grants("k")
+    assert allowance.grants("k") and not allowance.grants("k")
+    with allowance:
+        pass
+    assert not allowance.grants("another")
 
 
 def test_a_fault_of_the_diagnosis_does_not_hide_the_failure(monkeypatch):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from engine_samples import one_thread as one_thread
-from gemm_calls import CPU, OPERATORS, SHAPES, mutants, official, per_expert, prepared, result, verdict
+from gemm_calls import CPU, OPERATORS, SHAPES, official, per_expert, prepared, result, verdict
 from torch import Tensor
 
 from conformance import Kernel
@@ -272,23 +272,6 @@ def test_a_kernel_that_reads_what_is_unspecified_fails(fault: str | None) -> Non
 
 
 # ---- verdicts -------------------------------------------------------------------------------------------------------
-
-
-@every_operator
-@every_shape
-def test_every_mutation_is_rejected(name: str, shape: str) -> None:
-    combinations = [("", "f16"), ("", "bf16")] if name == "moe_gemm1" else [
-        ("atomic", "f16"), ("reduce", "bf16"), ("atomic", "f32")]
-    seen: Counter[str] = Counter()
-    for dtype in ("fp8", "int4", "bf16"):
-        for mode, out in combinations:
-            wanted = {"shape": shape, "in": dtype, "out": out, "mask": "no"} | ({"mode": mode} if mode else {})
-            call, reference = prepared(official(name, **wanted)[0].id)
-            assert verdict(result(per_expert(name), call), call, reference).passed
-            for mutation, found in mutants(call).items():
-                assert not verdict(found, call, reference).passed, (dtype, mode, out, mutation)
-                seen[mutation] += 1
-    assert len(seen) == (14 if name == "moe_gemm1" else 15 if name == "moe_gemm2" else 16)
 
 
 def _reversed(left: Tensor, right: Tensor, exact: bool, group_scale: Tensor | None = None) -> Tensor:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from conformance.diagnosis import patterns
-from conformance.diagnosis.evidence import Evidence
+from conformance.diagnosis.evidence import Evidence, Measured
 from conformance.diagnosis.faulty_casts import casts
 from conformance.diagnosis.regions import region
 from conformance.operator import Fault
@@ -25,6 +25,7 @@ FIRST = 4  # failures of one kernel in one process that are all diagnosed; then 
 SECONDS = 60.0  # for all diagnoses of one process
 PROBE = 2  # number of the poison whose rows all differ
 ENOUGH = 0.5  # of the wrong elements: what explains fewer is no explanation
+_WORTH = 0.6  # of the best fit to the failure: what fits less is not tried on further observations
 _LOW_BITS = 22  # fewer good bits than this are named as low precision
 
 
@@ -55,7 +56,8 @@ class Diagnosis:
 
 class Allowance:
     """Which failures this process diagnoses: of each kernel a few in a row, then ever fewer, so that a thousand cost
-    ten diagnoses and come from all parts of the matrix; none any more when the time for all is spent."""
+    ten diagnoses and come from all parts of the matrix; when the time for all is spent only a kernel's first one, and
+    none any more after twice that time."""
 
     def __init__(self) -> None:
         self._failures: Counter[str] = Counter()
@@ -65,7 +67,9 @@ class Allowance:
     def grants(self, kernel: str) -> bool:
         self._failures[kernel] += 1
         number = self._failures[kernel]
-        return self._spent < SECONDS and (number <= FIRST or number & (number - 1) == 0)
+        if self._spent >= SECONDS:
+            return number == 1 and self._spent < 2 * SECONDS
+        return number <= FIRST or number & (number - 1) == 0
 
     def __enter__(self) -> None:
         self._started = time.perf_counter()
@@ -78,7 +82,8 @@ def diagnose(observed: Sequence[Evidence], faults: Iterable[Fault], before: Iter
     """The explanation that fits all observations best; the first one is the failure itself, and names the numbers.
 
     None where nothing is wrong in the first. Each observation's poison is put in place before it is predicted. Of
-    explanations that fit equally well the first one is named: those in ``before`` come first of all.
+    explanations that fit equally well, the one with more of the very bits is named, then the first one: those in
+    ``before`` come first of all.
     """
     failure = observed[0]
     place = region(failure.wrong)
@@ -87,16 +92,21 @@ def diagnose(observed: Sequence[Evidence], faults: Iterable[Fault], before: Iter
     scores: dict[str, _Score] = {}
     for evidence in observed:
         evidence.call.set_poison(evidence.poison)
+        if evidence is not failure:  # what fits the failure badly is not asked again
+            least = max(score.fit for score in scores.values()) * _WORTH
+            scores = {key: score for key, score in scores.items() if score.fit >= least}
+            faults = [fault for fault in faults if fault.key in scores]
         for key, sentence, predicted in _predictions(evidence, faults, before):
-            measured = evidence.measure(predicted)
+            if evidence is not failure and key not in scores:
+                continue
             known = scores.setdefault(key, _Score(key, sentence))
-            known.offer(measured, sentence, evidence is failure)
+            known.offer(evidence.measure(predicted), sentence, evidence is failure)
         for known in scores.values():
             known.settle(evidence)
-    best = max(scores.values(), key=lambda score: score.fit)  # the first of equals
+    best = max(scores.values(), key=lambda score: (round(score.fit, 9), score.equal))  # the first of equals
     if best.fit < ENOUGH:
         return _by_place(failure)
-    ties = tuple(s.key for s in scores.values() if s is not best and s.fit >= best.fit - 1e-9)
+    ties = tuple(s.key for s in scores.values() if s is not best and s.fit >= best.fit - 1e-9 and s.equal == best.equal)
     sentence, remaining = best.sentence, ""
     if best.hits is not None:
         rest = region(best.hits)
@@ -116,24 +126,28 @@ class _Score:
         self.key, self.sentence = key, sentence
         self.share = 0.0
         self.hits: Tensor | None = None  # of the failure: wrong elements that stay unexplained
+        self.equal = 0  # hits with the very bits
         self._hit = self._all = 0
-        self._offered: tuple[int, int, Tensor] | None = None
+        self._offered: Measured | None = None
         self._primary = False
 
-    def offer(self, measured: tuple[int, int, Tensor], sentence: str, primary: bool) -> None:
+    def offer(self, measured: Measured, sentence: str, primary: bool) -> None:
         """Of several variants with one key the best counts."""
-        if self._offered is None or measured[0] - measured[1] > self._offered[0] - self._offered[1]:
+        known = self._offered
+        if known is None or measured.hits - measured.false > known.hits - known.false:
             self._offered, self._primary = measured, primary
             if primary:
                 self.sentence = sentence
 
     def settle(self, evidence: Evidence) -> None:
         wrong = int(evidence.sampled_wrong.sum())
-        hit, false, unexplained = self._offered or (0, 0, evidence.sampled_wrong)
+        found = self._offered or Measured(0, 0, evidence.sampled_wrong, 0)
         if self._offered is not None and self._primary:
-            self.share, self.hits = hit / max(1, wrong), unexplained if bool(unexplained.any()) else None
-        self._hit += hit
-        self._all += wrong + false
+            self.share = found.hits / max(1, wrong)
+            self.hits = found.unexplained if bool(found.unexplained.any()) else None
+        self._hit += found.hits
+        self._all += wrong + found.false
+        self.equal += found.equal
         self._offered = None
 
     @property

@@ -18,6 +18,17 @@ _MOST_ELEMENTS = 1 << 24  # of slots times columns, at any size of the case
 
 
 @dataclass(frozen=True)
+class Measured:
+    """hits: wrong elements that a prediction predicts; equal: those of them whose bits it has. false: right elements
+    that it calls wrong. unexplained: mask of wrong ones that it does not predict."""
+
+    hits: int
+    false: int
+    unexplained: Tensor
+    equal: int
+
+
+@dataclass(frozen=True)
 class Evidence:
     """A result [T, H] with its golden, and a sample of its columns.
 
@@ -60,9 +71,8 @@ class Evidence:
         error = self.error.nan_to_num(nan=0.0, posinf=0.0)  # where the sum is not finite
         return result, value, off, 4 * error.amax(dim=1, keepdim=True).double()
 
-    def measure(self, predicted: Tensor) -> tuple[int, int, Tensor]:
-        """How well a prediction [T, C] fits: wrong elements that it predicts, right ones that it calls wrong, and the
-        mask of wrong ones that it does not predict.
+    def measure(self, predicted: Tensor) -> Measured:
+        """How well a prediction [T, C] fits.
 
         An element is predicted when its bits are, or nearly its value: within the roundings of a sum, and far
         nearer than the golden is.
@@ -74,7 +84,8 @@ class Evidence:
         near &= distance.isfinite()
         hit = equal | (near & (distance <= off / 4))
         wrong = self.sampled_wrong
-        return int((wrong & hit).sum()), int((~wrong & ~(equal | near)).sum()), wrong & ~hit
+        return Measured(int((wrong & hit).sum()), int((~wrong & ~(equal | near)).sum()), wrong & ~hit,
+                        int((wrong & equal).sum()))
 
 
 def gather(result: Tensor, call: Call, reference: Reference, poison: int) -> Evidence:

@@ -20,11 +20,12 @@ from conformance.errors import ConformanceError
 from conformance.matrix import Matrix
 from conformance.options import Selection
 from conformance.registry import MUTANTS, ROOT, kernels, matrix
-from conformance.zoo.kill_matrix import Killed, KillMatrix, collect, matrix_of, read_results
+from conformance.zoo.kill_matrix import FATAL, Killed, KillMatrix, collect, matrix_of, read_results
 from conformance.zoo.mutants import Mutant, controls, mutants
 
 TIERS = ("smoke", "edge")
 _TRIES = 8
+_CASE_SECONDS = 20  # what an endless kernel costs; right ones compile within it
 
 
 def zoo(selection: Selection, out: Path | None) -> bool:
@@ -79,7 +80,7 @@ def _run(name: str, selection: Selection, directory: Path) -> KillMatrix:
 def _command(name: str, selection: Selection, directory: Path) -> list[str]:
     line = [sys.executable, "-m", "pytest", "-q", "-n", "auto", "-p", "no:cacheprovider", "-p", "no:hypothesispytest",
             "--operator", name, "--kernels", MUTANTS, "--tier", ",".join(selection.tiers), "--data", selection.data,
-            f"--report-dir={directory}"]
+            f"--case-timeout={_CASE_SECONDS}", f"--report-dir={directory}"]
     if selection.sizes:
         line += ["--sizes", selection.sizes]
     return [*line, *(["--arch", ",".join(selection.archs)] if selection.archs else [])]
@@ -98,6 +99,9 @@ def _applied(found: Mapping[str, Killed], known: Mapping[str, Mutant], selection
     proven: dict[str, str] = {}
     for name, mutant in known.items():
         twin = controls(of.operator)[mutant.twin]
+        if set(found[name].checks) <= FATAL:  # not to be repeated in this process, and no more is to be shown
+            proven[name] = next((case for case in found[name].cases if case not in found[mutant.twin].cases), "")
+            continue
         killing = [cases[case] for case in found[name].cases if case in cases]
         # A fault that depends on chance or on earlier calls shows best where the launch itself repeats calls.
         killing.sort(key=lambda case: case.get("launch", "plain") == "plain")

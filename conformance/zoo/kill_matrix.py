@@ -21,8 +21,9 @@ CHECKS = (
 # What these failures are is their own explanation.
 _SELF_EVIDENT = {
     "guard": "overrun", "input-changed": "input-changed", "repeat": "not-repeatable", "exception": "exception",
-    "form": "form",
+    "form": "form", "crash": "crash", "timeout": "timeout",
 }
+FATAL = frozenset({"crash", "timeout"})  # failures that end the process
 
 
 @dataclass
@@ -82,7 +83,7 @@ def collect(results: Iterable[Mapping[str, Any]], names: Iterable[str]) -> dict[
 def cause_of(result: Mapping[str, Any]) -> str | None:
     """The key of a failure's explanation, None where none was looked for."""
     diagnosis = (result.get("details") or {}).get("diagnosis")
-    return diagnosis["key"] if diagnosis else _SELF_EVIDENT.get(result["kind"] or "")
+    return diagnosis["key"] if diagnosis else _SELF_EVIDENT.get(result["kind"] or result["state"])
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@
     bm       rows of a routing block                        in     name of a mode in `dtypes`
     mode     atomic or reduce (stage 2)                     out    f16, bf16, f32
     mask     yes: some experts live elsewhere               routing  how tokens choose experts, see `draw`
-    data     real or coded                                  encoding of fp8: ocp or fnuz
+    data     real, coded, zero_rows or large                encoding of fp8: ocp or fnuz
     rule     of integer quantisation between the stages     doweight  where stage 1 applies the routing weight
 """
 
@@ -83,10 +83,12 @@ def choice(case: Case, name: str, known: tuple[str, ...], default: str) -> str:
 
 
 def data_of(case: Case) -> str:
-    """"coded", integers whose sums are exact, where they are asked for and the operator is linear; else "real": no
-    data makes silu exact."""
-    wanted = choice(case, "data", ("real", "coded", "exact"), "real")
-    return "coded" if wanted != "real" and case.operator == "moe_gemm2" else "real"
+    """"coded", integers whose sums are exact, where they are asked for and the operator is linear, else "real": no
+    data makes silu exact. "zero_rows": some rows are zeros. "large": results at the end of fp16's range."""
+    wanted = choice(case, "data", ("real", "coded", "exact", "zero_rows", "large"), "real")
+    if wanted in ("coded", "exact"):
+        return "coded" if case.operator == "moe_gemm2" else "real"
+    return wanted
 
 
 def output_dtype(case: Case) -> torch.dtype:

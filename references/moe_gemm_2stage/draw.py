@@ -19,6 +19,7 @@ from references.moe_gemm_2stage.dtypes import Mode
 from references.moe_gemm_2stage.operands import Operand
 
 _SPREAD = 5.0  # standard deviation of ``numbers``
+_LARGE = 256.0
 _ROUTING_SEED, _WEIGHT_SEED, _SCALE_SEED = 101, 202, 303
 
 
@@ -48,12 +49,21 @@ def rows_of(count: int, width: int, mode: Mode, data: str, encoding: str, seed: 
     if data == "coded":
         return Operand(coded(count, width, seed % 97, device), scale=_powers(count, mode.activation, seed, device))
     value = numbers(count, width, seed, device) / _SPREAD * decades(count, seed + _SCALE_SEED, device)
-    return operands.activation(value, mode, encoding)
+    return operands.activation(_of_kind(value, data), mode, encoding)
 
 
-def smoothed_rows(count: int, width: int, mode: Mode, encoding: str, seed: int, ids: Tensor, experts: int) -> Operand:
+def _of_kind(value: Tensor, data: str) -> Tensor:
+    """Rows of numbers as ``data`` asks for: "zero_rows", every third row 0; "large", 256 times as large."""
+    if data == "zero_rows":
+        value[1::3] = 0.0
+    return value * _LARGE if data == "large" else value
+
+
+def smoothed_rows(count: int, width: int, mode: Mode, data: str, encoding: str, seed: int, ids: Tensor, experts: int
+                  ) -> Operand:
     """int8smooth: activations [T, k, width] after multiplication by the factor of each slot's expert."""
     value = numbers(count, width, seed, ids.device) / _SPREAD * decades(count, seed + _SCALE_SEED, ids.device)
+    value = _of_kind(value, data)
     factors = smoothing(experts, width, seed + 7, ids.device)
     return operands.activation(operands.smoothed(value[:, None], factors, ids), mode, encoding)
 
@@ -79,6 +89,8 @@ def weight_of(expert: int, rows: int, width: int, mode: Mode, data: str, encodin
         gate = value[: rows // 2]
         value[: rows // 2] = gate.abs() * 0.25 + gate * 0.75
     value *= decades(rows, seed + _SCALE_SEED, device)
+    if data == "large" and not gated:  # stage 2 is linear in its rows, stage 1 quadratic
+        value *= _LARGE
     return operands.weight(value[None], mode, encoding)
 
 

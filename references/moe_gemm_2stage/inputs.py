@@ -116,7 +116,8 @@ def _draw(case: Case, sizes: str, device: torch.device, seed: int) -> _Drawn:
 def _add_x(point: _Point, arguments: Arguments, places: list[Place]) -> None:
     of, mode, local = point.of, point.mode, point.local
     if mode.slot_major:
-        rows = draw.smoothed_rows(of.tokens, of.hidden, mode, point.encoding, point.seed + _X, local, of.experts)
+        rows = draw.smoothed_rows(of.tokens, of.hidden, mode, point.data, point.encoding, point.seed + _X, local,
+                                  of.experts)
         stored, unused = layouts.slot_major(store_rows(rows, mode, point.encoding)), (local < 0).T.flatten()
         scale = None if rows.scale is None else layouts.slot_major(rows.scale)
     else:

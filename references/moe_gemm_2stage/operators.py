@@ -5,6 +5,7 @@ from __future__ import annotations
 from conformance.case import Case
 from conformance.operator import Call, Cost, Operator
 from references.moe_gemm_2stage.contract import ARGUMENTS, output, sizes_of, validate
+from references.moe_gemm_2stage.faults import FAULTS
 from references.moe_gemm_2stage.inputs import inputs, memory
 from references.moe_gemm_2stage.reference import PUBLISHED, reference
 from references.moe_gemm_2stage.sorting import routed
@@ -66,5 +67,5 @@ def declare(name: str, about: str) -> Operator:
         name=name, about=about, arguments=ARGUMENTS[name], variants=STORED, variant=_variant, validate=validate,
         output=output, inputs=inputs, reference=reference, memory=memory, cost=_cost,
         policies=_POLICIES | weight | (_CHAIN if name == "moe_gemm_2stage" else {}),
-        budget=_BUDGET + _ENDS[name], published=PUBLISHED[name],
+        budget=_BUDGET + _ENDS[name], published=PUBLISHED[name], faults=FAULTS,
     )

@@ -1,7 +1,8 @@
 """Where no result may depend on what stands: weights no token uses, ids past the valid rows, weights of padding.
 
 Poison 0 spreads: NaN, and ids and experts that are valid elsewhere, so that a block that should have stopped adds
-once more. Poison 1 is finite: large numbers, the sentinel, no expert. A third one exists for diagnosis.
+once more. Poison 1 is finite: large numbers, the sentinel, no expert. Poison 2 is for diagnosis: finite, and differs
+from place to place, so that it tells what was read.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from torch import Tensor
 
 from references.moe_gemm_2stage.sorting import TOKEN_BITS, Sorted, sentinel
 
-_FLOATS = (math.nan, 30000.0, 0.5)
-_BYTES = {torch.float8_e4m3fn: (0x7F, 0x7E, 0x30), torch.float8_e4m3fnuz: (0x80, 0x7F, 0x30)}
-_INTEGERS = {torch.int8: (-128, 127, 1), torch.uint8: (0x88, 0x77, 0x11)}
+_FLOATS = (math.nan, 30000.0)
+_BYTES = {torch.float8_e4m3fn: (0x7F, 0x7E), torch.float8_e4m3fnuz: (0x80, 0x7F)}
+_INTEGERS = {torch.int8: (-128, 127), torch.uint8: (0x88, 0x77)}
+_KINDS = 7  # of rows in poison 2
 
 
 @dataclass(frozen=True)
@@ -29,12 +31,22 @@ class Place:
 
     def fill(self, which: int) -> None:
         tensor = self.tensor
-        if tensor.dtype in _BYTES:
+        if which == 2:
+            self._tell_apart()
+        elif tensor.dtype in _BYTES:
             tensor.view(torch.uint8)[self.where] = _BYTES[tensor.dtype][which]
         elif tensor.dtype in _INTEGERS:
             tensor[self.where] = _INTEGERS[tensor.dtype][which]
         else:
             tensor[self.where] = _FLOATS[which]
+
+    def _tell_apart(self) -> None:
+        """Rows hold numbers from 0.5 to 2, or small integers, that differ from their neighbours'."""
+        raw = self.tensor.view(torch.uint8) if self.tensor.dtype in _BYTES else self.tensor
+        rows = raw[self.where]
+        kind = torch.arange(len(rows), device=raw.device).view(-1, *[1] * (rows.dim() - 1)) % _KINDS
+        first = 0x30 if self.tensor.dtype in _BYTES else 1
+        raw[self.where] = (0.5 + kind / 4 if raw.is_floating_point() else first + kind).to(raw.dtype).expand(rows.shape)
 
 
 def setter(places: list[Place], routes: Sorted, tokens: int, topk: int, state: dict[str, int]) -> Callable[[int], None]:

@@ -16,6 +16,7 @@ slot is not read: nobody has written it.
 
 from conformance.operator import Operator
 from references.moe_reduction.contract import VARIANTS, cost, output, valid_slots, validate, variant
+from references.moe_reduction.faults import FAULTS
 from references.moe_reduction.inputs import inputs, memory, tokens_expected
 from references.moe_reduction.reference import accumulate, golden, oracle, reference
 
@@ -68,4 +69,5 @@ OPERATOR = Operator(
         "qwen3_30b": (512, 8, 3072),
         "tiny": (32, 2, 256),
     },
+    faults=FAULTS,
 )

@@ -134,8 +134,13 @@ def _poison(part: Tensor, masked: Tensor, state: dict[str, int]) -> Callable[[in
     """
 
     def set_poison(which: int) -> None:
-        if state.get("now") != which:
+        if state.get("now") == which:
+            return
+        if which == 2:  # for diagnosis: finite, and tells rows apart
+            numbers = torch.arange(int(masked.sum()), device=part.device) % 101
+            part[masked] = (numbers[:, None].float() / 8 + 1).to(part.dtype).expand(-1, part.shape[2])
+        else:
             part[masked] = _POISON[which]
-            state["now"] = which
+        state["now"] = which
 
     return set_poison

@@ -22,9 +22,9 @@ _PLACES: dict[str, Places] = {TWIN: Places()}
 SPAN = 128  # columns of one chunk; divides every hidden size of the contract
 
 
-def _only_bf16(params: Mapping[str, str]) -> str | None:
+def _only_bf16(params: Mapping[str, str]) -> bool:
     """Two programs per mutant are enough to compile; what is wrong is wrong for every dtype."""
-    return None if params["in"] == "bf16" else "compiled for bf16 only"
+    return params["in"] == "bf16"
 
 
 def program(name: str, target: str, source: str, result: str) -> Any:
@@ -48,25 +48,23 @@ def _function(name: str, places: Places) -> Callable[..., None]:
 
 def _ahead(name: str, places: Places) -> Callable[[Mapping[str, str], str], None]:
     def ahead(params: Mapping[str, str], device_type: str) -> None:
-        if _only_bf16(params) is None:
-            prepare(_spec(name, device_type, params["in"], params["out"]), partial(build, places))
+        prepare(_spec(name, device_type, params["in"], params["out"]), partial(build, places))
 
     return ahead
 
 
 def _options(name: str, places: Places) -> dict[str, Any]:
-    return {"promise": "bit-exact", "requires": tilelang_build.missing, "supports": _only_bf16,
-            "prepare": _ahead(name, places)}
+    return {"promise": "bit-exact", "requires": tilelang_build.missing, "prepare": _ahead(name, places)}
 
 
 def _wrong(name: str, fault: str, what: str, diagnosis: str, **places: Any) -> None:
     changed = _PLACES[name] = Places(**places)
     mutant(OPERATOR, name, _function(name, changed), fault=fault, wrong=what, twin=TWIN,
-           diagnosis=tuple(diagnosis.split()), **_options(name, changed))
+           diagnosis=tuple(diagnosis.split()), shown_on=_only_bf16, **_options(name, changed))
 
 
 control(OPERATOR, TWIN, _function(TWIN, Places()), "the unmutated twin of the TileLang mutants",
-        **_options(TWIN, Places()))
+        shown_on=_only_bf16, **_options(TWIN, Places()))
 
 _wrong("tl_row_0", "SENTINEL", "A padding slot reads row 0 and counts.", "padding-row-0", padding_row=0)
 _wrong("tl_zero", "SENTINEL", "Position 0 is taken for padding.", "row-0-as-padding", first_valid=1)

@@ -1,0 +1,270 @@
+"""Two-stage MoE computed with a fault: what a wrong kernel would return for some columns of a call.
+
+Routes are walked one by one as a kernel does, so that a fault may send each of them anywhere, and the operands are read
+as they stand, poison included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from conformance.operator import Call, Fault
+from references.moe_gemm_2stage import golden, operands, sorting
+from references.moe_gemm_2stage.contract import sizes_of
+from references.moe_gemm_2stage.dtypes import MODES, Mode
+from references.moe_gemm_2stage.operands import Operand
+from references.moe_gemm_2stage.storage import ENCODINGS, read_rows, read_weight
+
+_MOST_KEPT = 1 << 24  # elements of decoded weights that are kept for the next prediction
+
+
+@dataclass(frozen=True)
+class Routes:
+    """Routes in the order in which a kernel takes them, int64 [R] each; share fp32 [R]."""
+
+    token: Tensor
+    slot: Tensor
+    expert: Tensor
+    share: Tensor
+
+    def where(self, keep: Tensor) -> Routes:
+        return Routes(self.token[keep], self.slot[keep], self.expert[keep], self.share[keep])
+
+
+Place = Callable[["Reading", Routes], Tensor]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a kernel reads a call and computes. Right as ``read`` makes it; a fault changes it.
+
+    columns int64 [C]: those asked for. rows, w1, w2: operands as they stand, rows [rows, K]. source, second, target:
+    which row each route reads in the first stage, in the second one, and writes. payload_expert, scale_expert: whose
+    weights and scales are used. terms: which part of K is summed. channel_scale(scale [E, N], expert [R], columns):
+    [R, C] or None; row_scale(scale, row [R], routes): [R] or None. sum: rounding of the sums. activate(gate, up).
+    doweight: as in `stages.stage1`. between(out1 [T k, I], routes): stage 2's input of stage 1's output. term: change
+    of a term before it is cast. overwrite: routes overwrite what others wrote. partial: format that partials are
+    added in. divide: by what the sum over slots is divided.
+    """
+
+    call: Call
+    mode: Mode
+    columns: Tensor
+    tokens: int
+    topk: int
+    routes: Routes
+    rows: Operand
+    w1: Operand | None
+    w2: Operand | None
+    source: Place
+    second: Place
+    target: Place
+    doweight: str
+    weighted: bool = True
+    payload_expert: Callable[[Tensor, int], Tensor] = lambda expert, count: expert
+    scale_expert: Callable[[Tensor, int], Tensor] = lambda expert, count: expert
+    terms: Callable[[int], slice] = lambda size: slice(size)
+    channel_scale: Callable[[Tensor, Tensor, Tensor], Tensor | None] = lambda scale, expert, columns: scale[
+        expert[:, None], columns]
+    row_scale: Callable[[Tensor, Tensor, Routes], Tensor | None] = lambda scale, row, routes: scale[row]
+    sum: Callable[[Tensor], Tensor] = lambda total: total
+    activate: Callable[[Tensor, Tensor], Tensor] = lambda gate, up: golden.silu(gate) * up
+    between: Callable[[Reading, Tensor], Operand] = lambda reading, out1: quantised(reading, smoothed(reading, out1))
+    term: Callable[[Tensor], Tensor] = lambda value: value
+    overwrite: bool = False
+    partial: torch.dtype = torch.float32
+    divide: int = 1
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.call.output.dtype
+
+    @property
+    def adds(self) -> bool:
+        """Whether slots are added in the output."""
+        return self.call.arguments.get("combine") == "atomic"
+
+    def by_slot(self, value: Tensor) -> Tensor:
+        """A value of each (token, slot), [T, k] or [T k], for each route."""
+        return value.reshape(-1)[self.routes.token * self.topk + self.routes.slot]
+
+
+Change = Callable[[Reading], "Reading | None"]
+
+
+def token_slot(reading: Reading, routes: Routes) -> Tensor:
+    """Row t k + s."""
+    return routes.token * reading.topk + routes.slot
+
+
+def slot_token(reading: Reading, routes: Routes) -> Tensor:
+    """Row s T + t."""
+    return routes.slot * reading.tokens + routes.token
+
+
+def by_token(reading: Reading, routes: Routes) -> Tensor:
+    return routes.token
+
+
+def routed(ids: Tensor, weights: Tensor) -> Routes:
+    """Routes of local expert ids [T, k], -1 for none, by expert, then by token."""
+    token, slot = (ids >= 0).nonzero().unbind(1)
+    order = torch.argsort(ids[token, slot], stable=True)
+    token, slot = token[order], slot[order]
+    return Routes(token, slot, ids[token, slot].long(), weights[token, slot])
+
+
+def local_ids(call: Call) -> Tensor:
+    """int64 [T, k]: the local expert of each slot, -1 where it has none."""
+    given, experts = call.arguments, sizes_of(call.arguments)["E"]
+    ids = given["topk_ids"].long()
+    served = sorting.routed(given["topk_ids"], experts, given["expert_mask"])
+    if given["expert_mask"] is not None:
+        ids = sorting.local_ids(given["expert_mask"]).long()[ids.clamp(0, experts - 1)]
+    return torch.where(served, ids, -1)
+
+
+_latest: list[tuple[object, Reading]] = []
+
+
+def read(call: Call, columns: Tensor) -> Reading:
+    """The right reading of a call as its arguments stand now, for these columns (int64 [C])."""
+    tensors = [value for value in call.arguments.values() if isinstance(value, Tensor)]
+    key = tuple((id(value), value._version) for value in tensors), call.case.id
+    if not _latest or _latest[0][0] != key:
+        _latest.clear()
+        found = _read(call, columns)
+        weights = sum(w.payload.numel() for w in (found.w1, found.w2) if w is not None)
+        if weights > _MOST_KEPT:
+            return found
+        _latest.append((key, found))
+    return replace(_latest[0][1], columns=columns)
+
+
+def _read(call: Call, columns: Tensor) -> Reading:
+    given, of = call.arguments, sizes_of(call.arguments)
+    mode = MODES[given["in_dtype"]]
+    name = "x" if "x" in given else "a2"
+    rows = read_rows(given[name].reshape(-1, given[name].shape[-1]), given[f"scale_{name}"])
+    w1, w2 = (read_weight(given[w], given[f"scale_{w}"], mode) if w in given else None for w in ("w1", "w2"))
+    first = token_slot if name == "a2" else slot_token if mode.slot_major else by_token
+    adds = given.get("combine") == "atomic"
+    return Reading(
+        call, mode, columns, of["T"], of["k"], routed(local_ids(call), given["topk_weights"]), rows, w1, w2,
+        source=first, second=token_slot, target=by_token if adds else token_slot,
+        doweight=str(given.get("doweight", "none")),
+    )
+
+
+def compute(of: Reading) -> Tensor:
+    """[rows of the output, C] in the output's dtype."""
+    routes = of.routes
+    if of.w1 is None:
+        return _combined(of, _second(of, of.rows, of.source(of, routes)))
+    inter = of.w1.payload.shape[1] // 2
+    inner = of.columns if of.w2 is None else torch.arange(inter, device=of.columns.device)
+    both = _sums(of, of.rows, of.source(of, routes), of.w1, torch.cat([inner, inner + inter]))
+    gate, up = both.chunk(2, dim=1)
+    share = routes.share[:, None]
+    gate = gate * share if of.doweight in ("gate", "gate-and-up") else gate
+    up = up * share if of.doweight == "gate-and-up" else up
+    y = of.activate(gate, up)
+    y = y * share if of.doweight == "after" else y
+    if of.w2 is None:
+        return _combined(of, y)
+    out1 = torch.zeros((of.tokens * of.topk, inter), dtype=torch.float16, device=y.device)
+    out1[token_slot(of, routes)] = y.half()
+    return _combined(of, _second(of, of.between(of, out1), of.second(of, routes)))
+
+
+def _second(of: Reading, rows: Operand, index: Tensor) -> Tensor:
+    assert of.w2 is not None
+    z = _sums(of, rows, index, of.w2, of.columns)
+    return z * of.routes.share[:, None] if of.weighted else z
+
+
+def _sums(of: Reading, rows: Operand, index: Tensor, w: Operand, columns: Tensor) -> Tensor:
+    """fp32 [R, C]: each route's row times the columns of its expert, scaled."""
+    expert, count = of.routes.expert, len(w.payload)
+    part = of.terms(rows.payload.shape[-1])
+    payload, scaled = of.payload_expert(expert, count), of.scale_expert(expert, count)
+    left = rows.payload[index][:, part].double()
+    total = torch.zeros((len(index), len(columns)), dtype=torch.float64, device=left.device)
+    for one in expert.unique().tolist():
+        here = (expert == one).nonzero().flatten()
+        right = w.payload[payload[here[0]]].index_select(0, columns)[:, part].double()
+        if w.factors is not None:
+            right *= w.factors[scaled[here[0]]].index_select(0, columns)[:, part]
+        total[here] = left[here] @ right.T
+    found = of.sum(total.float())
+    by_channel = None if w.scale is None else of.channel_scale(w.scale, scaled, columns)
+    by_row = None if rows.scale is None else of.row_scale(rows.scale, index, of.routes)
+    found = found if by_channel is None else found * by_channel
+    return found if by_row is None else found * by_row[:, None]
+
+
+def _combined(of: Reading, value: Tensor) -> Tensor:
+    """The terms [R, C] at their places in the output; slots are added where the operator adds them."""
+    chain = of.w1 is not None and of.w2 is not None
+    reduced = chain and not of.adds
+    target, term = of.target(of, of.routes), of.term(value).to(of.dtype)
+    rows = of.tokens * of.topk if reduced else of.call.output.shape[0]
+    out = torch.zeros((rows, value.shape[1]), dtype=of.dtype, device=value.device)
+    for one in _by_turn(target):
+        fresh = of.overwrite or not of.adds
+        out[target[one]] = term[one] if fresh else out[target[one]] + term[one]
+    if not reduced:
+        return out / of.divide if of.divide != 1 else out
+    parts = out.view(of.tokens, of.topk, -1)
+    total = torch.zeros(parts[:, 0].shape, dtype=of.partial, device=out.device)
+    for slot in range(of.topk):
+        total += parts[:, slot].to(of.partial)
+    return (total / of.divide).to(of.dtype)
+
+
+def _by_turn(target: Tensor) -> list[Tensor]:
+    """Indices of the first route to each target, of the second ones, and so on."""
+    order = torch.argsort(target, stable=True)
+    ordered = target[order]
+    first = torch.searchsorted(ordered, ordered)
+    turn = torch.arange(len(order), device=order.device) - first
+    return [order[turn == number] for number in range(int(turn.max()) + 1)] if len(order) else []
+
+
+def encoding(call: Call) -> str:
+    name = "x" if "x" in call.arguments else "a2"
+    form = ENCODINGS.get(call.arguments[name].dtype)
+    return "ocp" if form is None else form.name
+
+
+def smoothed(of: Reading, out1: Tensor, smooth: Tensor | None = None) -> Tensor:
+    """fp32 [T k, I]: stage 1's output times smooth2 of each slot's expert, or times ``smooth`` [T k or 1, I]."""
+    given, value = of.call.arguments, out1.float()
+    if given["smooth2"] is None:
+        return value
+    return value * (given["smooth2"][local_ids(of.call).clamp(min=0).flatten()] if smooth is None else smooth)
+
+
+def quantised(of: Reading, value: Tensor, rule: str | None = None) -> Operand:
+    """Stage 2's input of fp32 [T k, I], by ``rule`` or the call's own. NaN and infinity spread over their row."""
+    right = operands.activation(value, of.mode, encoding(of.call), rule or of.call.arguments["rule"])
+    lost = ~value.isfinite().all(dim=1)
+    if right.scale is None or not bool(lost.any()):
+        return right
+    return replace(right, scale=right.scale.masked_fill(lost, torch.nan))
+
+
+def fault(key: str, sentence: str, change: Change) -> Fault:
+    """The fault whose reading of a call ``change`` makes from the right one; None where it changes nothing."""
+
+    def predict(call: Call, columns: Tensor) -> Tensor | None:
+        if not len(call.arguments["topk_ids"]):
+            return None
+        reading = change(read(call, columns))
+        return None if reading is None else compute(reading)
+
+    return Fault(key, sentence, predict)
