@@ -23,9 +23,10 @@ OPERATORS = ("moe_gemm1", "moe_gemm2", "moe_gemm_2stage", "moe_reduction")
 kernels(OPERATORS[0], (MUTANTS,))
 every_operator = pytest.mark.parametrize("name", OPERATORS)
 _FAILURES = 2  # of each mutant that are looked at
-_CASES = 2  # of each edge family and dtype
+_CASES = 3  # of each edge family and dtype
 # Few cases cannot show these: they need one point of the matrix, or an operand of one kind.
-_RARE = {"config_topk_9", "config_block_48", "config_fp16", "config_k_127", "saturates", "preshuffle_width", "slots_8"}
+_RARE = {"config_topk_9", "config_block_48", "config_fp16", "config_k_127", "saturates", "preshuffle_width",
+         "slots_8", "k_tail", "slots_narrow"}
 
 
 def _pytorch(name: str) -> dict[str, mutants.Mutant]:
