@@ -17,11 +17,12 @@ import pytest
 
 from conformance import options
 from conformance.errors import ConformanceError, unknown_name
+from conformance.gpus import bind_gpu, start_device
 from conformance.isolation import CrashLog
 from conformance.items import RUN, CaseItem, MatrixFile, clipped
 from conformance.progress import few_listed
 from conformance.registry import ROOT, kernels, matrix_files, put_checkout_first
-from conformance.run import Run, bind_gpu, start_device
+from conformance.run import Run
 from conformance.runs.portion import Division, Portion, handed_on, read_portion, report_division
 from conformance.session import Controller
 from conformance.workers import CONTROLLER, XdistHooks, let_workers_be_replaced

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
-import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -265,24 +263,3 @@ def _error(error: BaseException, case: Case, kernel: Kernel, settings: Settings)
 
 def _rotated(entries: Sequence[T], start: int) -> Sequence[T]:
     return [*entries[start:], *entries[:start]]
-
-
-def bind_gpu(index: int) -> int:
-    """Give a worker one of the visible GPUs, by index *into* CUDA_VISIBLE_DEVICES; before torch starts CUDA. Returns
-    how many the workers share."""
-    names = visible_gpus()
-    if len(names) > 1:
-        os.environ["CUDA_VISIBLE_DEVICES"] = names[index % len(names)]
-    return len(names)
-
-
-def start_device() -> None:
-    """Let the GPU's context, which takes a second, be made while this process imports and plans. What goes wrong goes
-    wrong again, and is reported, where the GPU is used."""
-    import torch
-
-    def first_use() -> None:
-        with contextlib.suppress(Exception):
-            torch.zeros(1, device="cuda")
-
-    threading.Thread(target=first_use, name="first use of the GPU", daemon=True).start()

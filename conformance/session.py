@@ -52,14 +52,6 @@ class Controller:
         self.pages: list[Path] = []
         self._points: Counter[str] = Counter()
 
-    def device_bytes(self, nodeid: str) -> float:
-        """Peak bytes on the GPU of the case behind a node id; 0 where it runs on no GPU."""
-        planned = parse_nodeid(nodeid)
-        settings = self.run.settings(planned.arch or next(iter(self.run.archs))) if planned else None
-        if planned is None or settings is None or settings.device != "cuda":
-            return 0
-        return operators()[planned.case.operator].memory(planned.case, settings.sizes)
-
     def check_directory(self) -> None:
         """Raises ConformanceError when no records could be written at the end of the work."""
         try:

@@ -6,17 +6,17 @@ These hooks exist only where xdist is installed and not switched off.
 from __future__ import annotations
 
 import functools
-import os
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from conformance import ahead, options
-from conformance.environment import chosen_archs, visible_gpus
+from conformance.environment import chosen_archs
 from conformance.errors import ConformanceError
+from conformance.gpus import device_bytes, workers_for
 from conformance.isolation import Death, end_leftovers, exit_status, read_death
 from conformance.plan import group_of, parse_nodeid
 from conformance.runs.portion import hand_on, reported_division
@@ -25,15 +25,6 @@ from conformance.session import Controller
 CONTROLLER: pytest.StashKey[Controller] = pytest.StashKey()
 _RESTARTS = 1000  # xdist's own limit on replaced workers; quarantine and _IDLE_DEATHS end a bad run much earlier
 _IDLE_DEATHS = 3  # more of these in a row than workers: none will ever run a case
-_GPU_WORKERS = 4  # per GPU, with -n auto
-
-
-def workers_for(devices: Iterable[str]) -> int:
-    """``-n auto``: all cores on the CPU; on GPUs a few processes each, which admission keeps within memory."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if "cuda" not in devices:
-        return cores
-    return max(1, min(cores, _GPU_WORKERS * max(1, len(visible_gpus()))))
 
 
 def let_workers_be_replaced(config: pytest.Config, flags: Sequence[str]) -> None:
@@ -85,7 +76,7 @@ class XdistHooks:
 
         self._controller.get_ready()  # while the workers do the same
         self._controller.scheduler = GroupScheduling(
-            len(config.getoption("tx")), group_of, self._controller.device_bytes)
+            len(config.getoption("tx")), group_of, functools.partial(device_bytes, self._controller.run))
         return self._controller.scheduler
 
     def pytest_xdist_node_collection_finished(self, node: Any, ids: Sequence[str]) -> None:

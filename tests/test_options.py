@@ -9,7 +9,7 @@ import pytest
 from _pytest.config import _prepareconfig
 from engine_samples import NAME
 
-from conformance import environment, workers
+from conformance import environment, gpus
 from conformance.case import Case
 from conformance.errors import ConformanceError, unknown_name
 from conformance.options import OPTIONS, Selection, add_to_argparse, select, with_data
@@ -222,8 +222,8 @@ def test_items_of_one_group_share_their_data() -> None:
 def test_auto_starts_few_workers_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """xdist asks for their number before the plugins are configured."""
     monkeypatch.setattr(environment, "gpu", lambda: environment.Gpu("sm_90", "a GPU", None))
-    monkeypatch.setattr(workers, "visible_gpus", lambda: ["0", "1"])
-    monkeypatch.setattr(workers.os, "sched_getaffinity", lambda _: range(64))
+    monkeypatch.setattr(gpus, "visible_gpus", lambda: ["0", "1"])
+    monkeypatch.setattr(gpus.os, "sched_getaffinity", lambda _: range(64))
     for words, expected in (([], 8), (["--arch", "sm_90,cpu"], 8), (["--arch", "cpu"], 64), (["--arch", "gfx942"], 64)):
         config = _prepareconfig(["-n", "auto", *words])
         try:

@@ -13,7 +13,7 @@ from engine_samples import CPU, call_of, narrow, right, sample
 from engine_samples import one_thread as one_thread
 from torch import Tensor
 
-from conformance import verdict
+from conformance import measurement
 from conformance.case import Case
 from conformance.formats import FORMATS, bits
 from conformance.operator import Call, OracleRows, Output, Reference
@@ -102,7 +102,8 @@ def test_both_ways_of_measuring_agree(name: str, source: str, target: str, monke
     nudged[3, 7] = next_up(nudged[3, 7])
     results = [reference.golden, answer, nudged, (answer.float() * 1.02).to(answer.dtype), torch.zeros_like(answer)]
     quick = [judged(result, call, reference) for result in results]
-    monkeypatch.setattr(verdict, "_unsettled", lambda result, *_: torch.ones_like(result, dtype=torch.bool).nonzero())
+    everything = lambda result, *_: torch.ones_like(result, dtype=torch.bool).nonzero()  # noqa: E731
+    monkeypatch.setattr(measurement, "_unsettled", everything)
     for result, fast in zip(results, quick, strict=True):
         slow = judged(result, call, reference)
         figures = {"budget_fraction": slow.budget_fraction, "max_error": slow.max_error, "message": slow.message}

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from conformance.formats import BY_DTYPE, Format, bits
 from conformance.guards import unwritten
+from conformance.measurement import element_errors
 from conformance.operator import Call, Reference
-from conformance.verdict import element_errors
 
 SAMPLED = 64  # columns that explanations are recomputed for
 _MOST_ELEMENTS = 1 << 24  # of slots times columns, at any size of the case

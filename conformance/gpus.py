@@ -1,0 +1,56 @@
+"""How the processes of a run share the GPUs: how many there are, which GPU each gets, and what a case takes of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from conformance.environment import visible_gpus
+from conformance.plan import parse_nodeid
+from conformance.registry import operator
+
+if TYPE_CHECKING:
+    from conformance.run import Run
+
+_WORKERS = 4  # per GPU, with -n auto
+
+
+def workers_for(devices: Iterable[str]) -> int:
+    """``-n auto``: all cores on the CPU; on GPUs a few processes each, which admission keeps within memory."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if "cuda" not in devices:
+        return cores
+    return max(1, min(cores, _WORKERS * max(1, len(visible_gpus()))))
+
+
+def bind_gpu(index: int) -> int:
+    """Give a worker one of the visible GPUs, by index *into* CUDA_VISIBLE_DEVICES; before torch starts CUDA. Returns
+    how many the workers share."""
+    names = visible_gpus()
+    if len(names) > 1:
+        os.environ["CUDA_VISIBLE_DEVICES"] = names[index % len(names)]
+    return len(names)
+
+
+def start_device() -> None:
+    """Let the GPU's context, which takes a second, be made while this process imports and plans. What goes wrong goes
+    wrong again, and is reported, where the GPU is used."""
+    import torch
+
+    def first_use() -> None:
+        with contextlib.suppress(Exception):
+            torch.zeros(1, device="cuda")
+
+    threading.Thread(target=first_use, name="first use of the GPU", daemon=True).start()
+
+
+def device_bytes(run: Run, nodeid: str) -> float:
+    """Peak bytes on the GPU of the case behind a node id; 0 where it runs on no GPU."""
+    planned = parse_nodeid(nodeid)
+    settings = run.settings(planned.arch or next(iter(run.archs))) if planned else None
+    if planned is None or settings is None or settings.device != "cuda":
+        return 0
+    return operator(planned.case.operator).memory(planned.case, settings.sizes)
