@@ -1,0 +1,43 @@
+"""What both TileLang kernels do to a sum before it is an output element: SiLU, and one rounded store or addition."""
+# No "from __future__ import annotations" here: TileLang reads the annotations of a traced function as values.
+
+from typing import Any
+
+from kernels.dialect import Dialect
+
+_LOG2_E = 1.4426950408889634
+
+
+def silu(x: Any) -> Any:
+    """fp32 x * (1 / (1 + exp2(-log2(e) * x)))."""
+    import tilelang.language as T
+
+    return x * (T.float32(1.0) / (T.float32(1.0) + T.exp2(x * T.float32(-_LOG2_E))))
+
+
+def writer(dialect: Dialect, result: str, how: str) -> Any:
+    """The macro ``write(out, row, channel, value, raw, wide)``: one element, rounded to ``result``, stored or added.
+
+    ``raw`` (one stored element) and ``wide`` (two of fp32) are scratch on the C target, where intermediate steps go
+    through them: nested as one expression, the conversions between patterns would repeat each other's many times over,
+    and compile for minutes.
+    """
+    import tilelang.language as T
+
+    @T.macro
+    def write(out, row, channel, value, raw, wide):
+        if dialect.gpu:
+            if how == "store":
+                out[row, channel] = dialect.narrow(result, value)
+            else:
+                T.atomic_add(out[row, channel], dialect.narrow(result, value))
+        else:
+            raw[0] = dialect.narrow(result, value)
+            if how == "add":
+                wide[0] = dialect.widen(result, raw[0])
+                wide[1] = dialect.widen(result, out[row, channel])
+                wide[0] = wide[0] + wide[1]
+                raw[0] = dialect.narrow(result, wide[0])
+            out[row, channel] = raw[0]
+
+    return write
