@@ -73,8 +73,8 @@ def load(label: str, target: str, trace: Callable[[], Any], wait: bool = True, p
 
     label: names kernel and specialisation, unique per traced program. target: "c", or "cuda" or "hip" (the current
     device's architecture). trace: builds the TileLang program; called only when the kernel is not in memory. passes:
-    settings of TileLang's passes, always the same ones for a label. With ``wait`` false the answer is None if another process is compiling this kernel at the moment. Raises
-    KernelBuildError.
+    settings of TileLang's passes, always the same ones for a label. With ``wait`` false the answer is None if another
+    process is compiling this kernel at the moment. Raises KernelBuildError.
     """
     where = target if target == "c" else f"{target} {gpu_arch()}"
     kernel = _ready.get((label, where))

@@ -19,8 +19,8 @@ _SIZES = {"uchar": 1, "char": 1, "uint64_t": 8, "int64_t": 8, "double": 8, "half
 def lower(trace: Callable[[], Any], arch: Arch, passes: Mapping[str, bool] = PASSES) -> Lowered:
     """The source that TileLang generates for ``arch``, and what one block of it uses.
 
-    ``trace`` builds the program, ``passes`` are settings of TileLang's passes; it is called inside the target's context, on which some of TileLang's operators
-    depend. Raises what TileLang raises; the process may also abort.
+    ``trace`` builds the program; it is called inside the target's context, on which some of TileLang's operators
+    depend. ``passes`` are settings of TileLang's passes. Raises what TileLang raises; the process may also abort.
     """
     tilelang = tilelang_module()
     target = dict(arch.target)

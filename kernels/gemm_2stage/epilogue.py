@@ -16,28 +16,24 @@ def silu(x: Any) -> Any:
 
 
 def writer(dialect: Dialect, result: str, how: str) -> Any:
-    """The macro ``write(out, row, channel, value, raw, wide)``: one element, rounded to ``result``, stored or added.
+    """The macro ``write(out, row, channel, rounded, wide)``: an element that is stored in, or added to, out
+    [rows, tiles, 16]. ``rounded``: as ``result`` is stored. ``wide``: two elements of fp32, scratch on the C target.
 
-    ``raw`` (one stored element) and ``wide`` (two of fp32) are scratch on the C target, where intermediate steps go
-    through them: nested as one expression, the conversions between patterns would repeat each other's many times over,
-    and compile for minutes.
+    Values and conversions go through variables: nested as one expression, the conversions between patterns would
+    repeat each other's many times over, and compile for minutes.
     """
     import tilelang.language as T
 
     @T.macro
-    def write(out, row, channel, value, raw, wide):
-        if dialect.gpu:
-            if how == "store":
-                out[row, channel] = dialect.narrow(result, value)
-            else:
-                T.atomic_add(out[row, channel], dialect.narrow(result, value))
+    def write(out, row, channel, rounded, wide):
+        if how == "store":
+            out[row, channel // 16, channel % 16] = rounded
+        elif dialect.gpu:
+            T.atomic_add(out[row, channel // 16, channel % 16], rounded)
         else:
-            raw[0] = dialect.narrow(result, value)
-            if how == "add":
-                wide[0] = dialect.widen(result, raw[0])
-                wide[1] = dialect.widen(result, out[row, channel])
-                wide[0] = wide[0] + wide[1]
-                raw[0] = dialect.narrow(result, wide[0])
-            out[row, channel] = raw[0]
+            wide[0] = dialect.widen(result, rounded)
+            wide[1] = dialect.widen(result, out[row, channel // 16, channel % 16])
+            wide[0] = wide[0] + wide[1]
+            out[row, channel // 16, channel % 16] = dialect.narrow(result, wide[0])
 
     return write

@@ -68,7 +68,7 @@ def launch(spec: Spec, rows: Tensor, w: Tensor, scale_rows: Tensor | None, scale
             ids, of_block, shares, valid, x.view(len(x), chunks, spec.width),
             _stored(w, spec.weight, spec).view(experts, channels // 16, chunks, 16, -1),
             absent if scale_rows is None else scale_rows, absent[None, None] if scale_w is None else scale_w,
-            _stored(out, spec.result, spec), *shape, block,
+            _stored(out, spec.result, spec).view(len(out), -1, 16), *shape, block,
             int(spec.stage == 1 and len(rows) != shape[0]),  # slot-major rows: T k instead of T
             int(scale_rows is not None), int(scale_w is not None), _DOWEIGHT[doweight],
         )

@@ -97,11 +97,12 @@ def storage(spec: Spec, form: str) -> str:
 def parameters(spec: Spec) -> Any:
     """TileLang types of the kernel's tensors, and the symbols that their extents share, as attributes.
 
-    Activations are [rows, K/width, width]; weights [E, N/16, K/width, 16, width], 4-bit ones with width/2 bytes.
+    Activations are [rows, K/width, width]; weights [E, N/16, K/width, 16, width], 4-bit ones with width/2 bytes; the
+    output is [rows, channels/16, 16].
     """
     import tilelang.language as T
 
-    names = ("entries", "blocks", "rows", "chunks", "experts", "tiles", "out_rows", "channels", "scales", "groups",
+    names = ("entries", "blocks", "rows", "chunks", "experts", "tiles", "out_rows", "out_tiles", "scales", "groups",
              "scaled_experts", "scaled_channels")
     of = SimpleNamespace(**{name: T.dynamic(name) for name in names})
     stored = spec.width // 2 if spec.weight == "int4" else spec.width
@@ -113,7 +114,8 @@ def parameters(spec: Spec) -> Any:
     of.w = T.Tensor((of.experts, of.tiles, of.chunks, 16, stored), storage(spec, spec.weight))
     of.scale_x = T.Tensor((of.scales,), "float32")
     of.scale_w = T.Tensor((of.scaled_experts, of.groups, of.scaled_channels), "float32")
-    of.out = T.Tensor((of.out_rows, of.channels), spec.dialect.dtype(spec.result))
+    of.out = T.Tensor((of.out_rows, of.out_tiles, 16), spec.dialect.dtype(spec.result))
+    of.channels = of.out_tiles * 16
     return of
 
 
@@ -217,7 +219,8 @@ def build(spec: Spec) -> Any:
                                 sums[0] = silu(sums[0]) * sums[1]
                                 if doweight == AFTER:
                                     sums[0] = sums[0] * shares[at * block + r]
-                            write(out, target, channel + c, sums[0], raw, wide)
+                            raw[0] = dialect.narrow(spec.result, sums[0])
+                            write(out, target, channel + c, raw[0], wide)
 
     return legacy
 

@@ -72,9 +72,9 @@ class Tiled(Spec):
     def shared_bytes(self) -> int:
         """Shared memory of one thread block on a GPU: what is copied twice, what is made from it once."""
         bits_of = {form: size for form, (_, size) in _FACTORS.items()} | {"int4": 4}
-        tile, made = self.tile, bits_of[self.factor]
-        found = tile.channels * self.halves * 4 * (3 if self.grouped else 1) + tile.rows * 16
-        for form, rows in ((self.activation, tile.rows), (self.weight, tile.channels * self.halves)):
+        tile, columns, made = self.tile, self.tile.channels * self.halves, bits_of[self.factor]
+        found = 4 * (columns * (2 if self.grouped else 1) + tile.rows * (6 if self.stage == 1 else 4))
+        for form, rows in ((self.activation, tile.rows), (self.weight, columns)):
             found += rows * self.depth * (2 * bits_of[form] + (made if form != self.factor else 0)) // 8
         return found
 
@@ -116,8 +116,8 @@ def build(spec: Tiled) -> Any:
         return T.cast((((byte >> (v % 8 // 4 * 4)) & 15) ^ 8) - 8, factor)
 
     @T.macro
-    def read_routes(held, ids, shares, scale_x, first, tokens, topk, slot_major, has_scale_x):
-        """Row of x and of the output, routing weight and scale of each sorted row of the tile. Source -1: padding."""
+    def read_routes(held, ids, scale_x, first, tokens, topk, slot_major, has_scale_x):
+        """Row of x and of the output, and its scale, of each sorted row of the tile. Source -1: padding."""
         for r in dialect.parallel(rows):
             token = ids[first + r] & TOKEN_MASK
             slot = ids[first + r] >> TOKEN_BITS
@@ -126,8 +126,13 @@ def build(spec: Tiled) -> Any:
             known = token < tokens and slot < topk
             held.source[r] = T.if_then_else(known, row, -1)
             held.target[r] = token if spec.how == "add" else by_slot
-            held.share[r] = T.if_then_else(known, shares[first + r], T.float32(0.0))
             held.row_scale[r] = T.if_then_else(known and has_scale_x != 0, scale_x[row], T.float32(1.0))
+
+    @T.macro
+    def read_share(into, shares, first, applies):
+        """Routing weights of the tile's rows, 1 where they are not applied. Those of padding are read, and not used."""
+        for r in dialect.parallel(rows):
+            into[r] = T.if_then_else(applies, shares[first + r], T.float32(1.0))
 
     @T.macro
     def fetch_rows(x, source, step, into):
@@ -139,15 +144,16 @@ def build(spec: Tiled) -> Any:
     @T.macro
     def fetch_weights(w, expert, first, last, step, into):
         """Weight tiles from ``first`` on, those before ``last``."""
-        for i, c, r, v in dialect.parallel(tiles, steps, 16, part_of):
+        for i, c, b in dialect.parallel(tiles, steps, 16 * part_of):
             if unpacked:
-                into[i * steps + c, r * part_of + v] = T.if_then_else(
+                into[i * steps + c, b] = T.if_then_else(
                     first + i < last and step * steps + c < of.chunks,
-                    w[expert, first + i, step * steps + c, r, v], T.cast(0, weight_dtype))
+                    w[expert, first + i, step * steps + c, b // part_of, b % part_of], T.cast(0, weight_dtype))
             else:
-                into[i * 16 + r, c * width + v] = T.if_then_else(
+                into[i * 16 + b // width, c * width + b % width] = T.if_then_else(
                     first + i < last and step * steps + c < of.chunks,
-                    fetched(spec.weight, w[expert, first + i, step * steps + c, r, v]), T.cast(0, factor))
+                    fetched(spec.weight, w[expert, first + i, step * steps + c, b // width, b % width]),
+                    T.cast(0, factor))
 
     @T.macro
     def fetch_scales(scale_w, expert, group, first, last, has_scale_w, into):
@@ -175,29 +181,34 @@ def build(spec: Tiled) -> Any:
         total = T.cast(held.acc[h][i, j], "float32")
         return (total if spec.grouped else total * held.scales[h][j]) * held.row_scale[i]
 
-    def weighted(value: Any, share: Any, applies: Any) -> Any:
-        return T.if_then_else(applies, value * share, value)
+    def finished(held: Any, i: Any, j: Any) -> Any:
+        """The fp32 number of an output element: scales, the routing weight where it belongs, in stage 1 SiLU."""
+        gate = scaled(held, 0, i, j) * held.share[0][i]
+        if spec.stage == 2:
+            return gate
+        return silu(gate) * (scaled(held, 1, i, j) * held.share[1][i]) * held.share[2][i]
 
     @T.macro
-    def finish(held, out, first, doweight, raw, wide):
-        """Scales, SiLU in stage 1, the routing weight, one rounding; nothing for padding and channels past the end."""
+    def finish(held, out, n, wide):
+        """One rounding; nothing is written for padding and for channels past the end."""
         for i, j in dialect.parallel(rows, channels):
-            if held.source[i] >= 0 and first + j < of.channels:
-                if spec.stage == 2:
-                    write(out, held.target[i], first + j, scaled(held, 0, i, j) * held.share[i], raw, wide)
-                else:
-                    gate = weighted(scaled(held, 0, i, j), held.share[i], doweight >= GATE)
-                    up = weighted(scaled(held, 1, i, j), held.share[i], doweight == GATE_AND_UP)
-                    write(out, held.target[i], first + j,
-                          weighted(silu(gate) * up, held.share[i], doweight == AFTER), raw, wide)
+            total = finished(held, i, j)
+            held.rounded[i, j] = dialect.narrow(spec.result, total)
+        for i, t, c in dialect.parallel(rows, tiles, 16):
+            if held.source[i] >= 0 and n * tiles + t < of.out_tiles:
+                write(out, held.target[i], (n * tiles + t) * 16 + c, held.rounded[i, t * 16 + c], wide)
 
-    def prepare(held: Any, scale_w: Any, expert: Any, n: Any, has_scale_w: Any) -> None:
-        """Sums at zero; scales of output channels, 1 where there are none."""
+    def prepare(held: Any, shares: Any, scale_w: Any, expert: Any, at: Any, n: Any, has_scale_w: Any, doweight: Any
+                ) -> None:
+        """Sums at zero; scales of output channels, 1 where there are none; routing weights."""
         for h in range(spec.halves):
             dialect.clear(held.acc[h], rows, channels)
             if not spec.grouped:
                 first = h * of.channels + n * channels
                 fetch_scales(scale_w, expert, 0, first, last_of(h), has_scale_w, held.scales[h])
+        applies = [True] if spec.stage == 2 else [doweight >= GATE, doweight == GATE_AND_UP, doweight == AFTER]
+        for into, where in zip(held.share, applies, strict=True):
+            read_share(into, shares, at * rows, where)
 
     def buffers() -> Any:
         """What a thread block holds. Lists have an entry for each half of stage 1's weights: gate, then up."""
@@ -206,13 +217,15 @@ def build(spec: Tiled) -> Any:
 
         held = SimpleNamespace(
             source=dialect.shared((rows,), "int32"), target=dialect.shared((rows,), "int32"),
-            share=dialect.shared((rows,), "float32"), row_scale=dialect.shared((rows,), "float32"),
+            row_scale=dialect.shared((rows,), "float32"),
+            share=[dialect.shared((rows,), "float32") for _ in range(3 if spec.stage == 1 else 1)],
             left=dialect.shared((rows, depth), factor), right=each(lambda: dialect.shared((channels, depth), factor)),
             scales=each(lambda: dialect.shared((channels,), "float32")),
             acc=each(lambda: dialect.fragment((rows, channels), number)))
         held.raw_left = dialect.shared((rows, depth), row_dtype) if widened else held.left
         held.raw_right = held.right if not unpacked else each(
             lambda: dialect.shared((tiles * steps, 16 * part_of), weight_dtype))
+        held.rounded = dialect.fragment((rows, channels), dialect.dtype(spec.result))
         held.part = each(lambda: dialect.fragment((rows, channels), number)) if spec.grouped else held.acc
         return held
 
@@ -246,18 +259,17 @@ def build(spec: Tiled) -> Any:
                   block: T.int32, slot_major: T.int32, has_scale_x: T.int32, has_scale_w: T.int32, doweight: T.int32):
         with dialect.launch(of.blocks * (block // rows), T.ceildiv(of.channels, channels), threads=threads) as (at, n):
             held = buffers()
-            raw = T.alloc_local((1,), dialect.dtype(spec.result))
             wide = T.alloc_local((2,), "float32")
             expert = T.alloc_var("int32")
             if at * rows < valid[0]:
                 expert = block_experts[T.truncdiv(at * rows, block)]
-                read_routes(held, ids, shares, scale_x, at * rows, tokens, topk, slot_major, has_scale_x)
-                prepare(held, scale_w, expert, n, has_scale_w)
+                read_routes(held, ids, scale_x, at * rows, tokens, topk, slot_major, has_scale_x)
+                prepare(held, shares, scale_w, expert, at, n, has_scale_w, doweight)
                 for step in dialect.pipelined(T.ceildiv(of.chunks, steps)):
                     for _ in T.serial(1):  # one statement of the pipeline, whose copies are waited for together
                         fetch(held, x, w, scale_w, expert, n, step)
                     for _ in T.serial(1):
                         multiply(held)
-                finish(held, out, n * channels, doweight, raw, wide)
+                finish(held, out, n, wide)
 
     return pipelined
