@@ -49,18 +49,6 @@ def widen(form: str, raw: Any) -> Any:
     return T.reinterpret(T.Select(magnitude >= T.uint32(0x0F800000), special, finite) | sign, "float32")
 
 
-def e4m3_to_fp16(raw: Any) -> Any:
-    """The fp16 value of one stored e4m3, on a target that has fp16. Exact for every pattern."""
-    import tilelang.language as T
-
-    wide = T.cast(raw, "uint16")
-    magnitude = (wide & T.uint16(0x7F)) << T.uint16(7)
-    is_nan = (wide & T.uint16(0x7F)) == T.uint16(0x7F)
-    sign = (wide & T.uint16(0x80)) << T.uint16(8)
-    pattern = T.Select(is_nan, T.uint16(0x7E00), magnitude) | sign
-    return T.reinterpret(pattern, "float16") * T.float16(256.0)  # the bias moves from 7 to 15, subnormals included
-
-
 def narrow(form: str, value: Any) -> Any:
     """The stored element nearest to an fp32 value, ties to even."""
     import tilelang.language as T

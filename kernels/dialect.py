@@ -150,12 +150,12 @@ class Dialect:
         return T.Parallel(*extents) if self.gpu else T.grid(*extents)
 
     def pipelined(self, extent: Any) -> Any:
-        """Loop of two statements: copies into shared memory, and what uses them. With CUDA the copies of the next turn
-        run meanwhile; TileLang 0.1.15 has no more than that for loops whose extent is not known ("Downcast from
-        tirx.Sub to ir.IntImm failed"), and no pipeline for HIP but on gfx950."""
+        """Loop of two statements: copies into shared memory, and what uses them. On GPUs the copies of the next turn
+        come first and, with CUDA, run meanwhile. TileLang 0.1.15 refuses more turns ahead in a loop whose extent is
+        known at the call only ("Downcast from tirx.Sub to ir.IntImm failed")."""
         import tilelang.language as T
 
-        return T.Pipelined(extent, order=[0, 1], stage=[0, 1]) if self.target == "cuda" else T.serial(extent)
+        return T.Pipelined(extent, order=[0, 1], stage=[0, 1]) if self.gpu else T.serial(extent)
 
     def factor(self, form: str) -> str:
         """TileLang dtype of a matrix that is multiplied: fp32 in the place of 16-bit floats on the C target."""
@@ -165,9 +165,8 @@ class Dialect:
         """A stored e4m3 as a factor: exactly, in fp16 on GPUs."""
         import tilelang.language as T
 
-        if not self.gpu:
-            return bits.widen("e4m3", raw)
-        return T.cast(raw, "float16") if self.native("e4m3") else bits.e4m3_to_fp16(raw)
+        value = raw if self.native("e4m3") else bits.widen("e4m3", raw)
+        return T.cast(value, "float16") if self.gpu else value
 
     def clear(self, matrix: Any, rows: int, columns: int) -> None:
         """Set a matrix to zero."""

@@ -22,7 +22,7 @@ from kernels.gemm_2stage import legacy
 from kernels.gemm_2stage.launching import both, stage1, stage2
 from kernels.gemm_2stage.legacy_template import Spec
 from kernels.gemm_2stage.pipelined_template import Tiled
-from kernels.gemm_2stage.tiles import class_of, smaller
+from kernels.gemm_2stage.tiles import SMALL, class_of, smaller
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,9 +37,12 @@ _INSTRUCTIONS = {
 
 
 def choose(arch: Arch, plain: Spec, size: str) -> Spec:
-    """The program that runs on ``arch`` what ``plain`` would: itself where pipelined cannot. size: the tile's class."""
+    """The program that runs on ``arch`` what ``plain`` would: itself where pipelined cannot. size: the tile's class.
+
+    The C target has one tile, since what is run there has reduced sizes.
+    """
     fp8 = fp8_of(arch) if arch.language == "cuda" else "bits"
-    for name in smaller(size):
+    for name in smaller(size) if arch.language != "c" else (SMALL,):
         found = Tiled(plain.target, plain.stage, plain.in_dtype, plain.result, plain.how, name, fp8)
         if arch.language == "c":
             return found
@@ -47,7 +50,7 @@ def choose(arch: Arch, plain: Spec, size: str) -> Spec:
         if instruction is None or not arch.fact(f"mma.{instruction}"):
             break
         room = arch.limit("shared_bytes")
-        if room is not None and found.shared_bytes <= room:
+        if room is None or found.shared_bytes <= room:
             return found
     return plain
 
