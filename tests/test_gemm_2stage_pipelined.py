@@ -23,8 +23,7 @@ from kernels.gemm_2stage import launching
 from kernels.gemm_2stage.launching import spec_of
 from kernels.gemm_2stage.legacy_template import IN_DTYPES, Spec
 from kernels.gemm_2stage.pipelined import choose, path_of
-from kernels.gemm_2stage.pipelined_template import Tiled
-from kernels.gemm_2stage.tiles import DECODE, LARGE, MEDIUM, SMALL, class_of, smaller, tile_of
+from kernels.gemm_2stage.tiles import DECODE, LARGE, MEDIUM, SMALL, Tiled, class_of, smaller
 
 MISSING = tilelang_build.missing("cpu")
 needs_tilelang = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
@@ -101,7 +100,8 @@ def test_classes_of_shapes() -> None:
     assert {class_of(block, 333 * 9, 17) for block in (64, 128, 192, 256)} == {LARGE}
     for block in range(16, 257, 16):
         for slots in (8, 1000):
-            assert all(block % tile_of(name).rows == 0 for name in smaller(class_of(block, slots, 128)))
+            names = smaller(class_of(block, slots, 128))
+            assert all(block % Tiled("cuda", 1, "bf16", "fp16", size=name).tile.rows == 0 for name in names)
 
 
 def test_routes_by_architecture() -> None:

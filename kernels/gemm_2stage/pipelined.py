@@ -21,8 +21,7 @@ from kernels.dialect import fp8_of
 from kernels.gemm_2stage import legacy
 from kernels.gemm_2stage.launching import both, stage1, stage2
 from kernels.gemm_2stage.legacy_template import Spec
-from kernels.gemm_2stage.pipelined_template import Tiled
-from kernels.gemm_2stage.tiles import SMALL, class_of, smaller
+from kernels.gemm_2stage.tiles import SMALL, Tiled, class_of, smaller
 
 if TYPE_CHECKING:
     from torch import Tensor

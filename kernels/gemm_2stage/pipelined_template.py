@@ -13,81 +13,20 @@ On the C target the same program runs in plain loops, with fp32 in the place of 
 # No "from __future__ import annotations" here: TileLang reads the annotations of a traced function as values.
 # mypy: disable-error-code="valid-type,name-defined"
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from kernels.dialect import Dialect
 from kernels.gemm_2stage.epilogue import silu, writer
 from kernels.gemm_2stage.legacy_template import (
     AFTER,
     GATE,
     GATE_AND_UP,
-    GROUP,
     TOKEN_BITS,
     TOKEN_MASK,
-    Spec,
     parameters,
     storage,
 )
-from kernels.gemm_2stage.tiles import Tile, tile_of
-from kernels.tilelang_build import WITHOUT_WGMMA
-
-# Format of a weight or activation: format of the tile that is multiplied, bits of a stored element.
-_FACTORS = {"e4m3": ("fp16", 8), "int8": ("int8", 8), "bf16": ("bf16", 16), "fp16": ("fp16", 16)}
-
-
-@dataclass(frozen=True)
-class Tiled(Spec):
-    """A specialisation of `pipelined`. size: a class of `tiles`. fp8: how e4m3 is widened, "native" or "bits"."""
-
-    size: str = "S"
-    fp8: str = "bits"
-
-    @property
-    def dialect(self) -> Dialect:
-        return Dialect(self.target, self.fp8)
-
-    @property
-    def tile(self) -> Tile:
-        return tile_of(self.size)
-
-    @property
-    def factor(self) -> str:
-        """Format of the tiles that are multiplied."""
-        return _FACTORS[self.activation][0]
-
-    @property
-    def depth(self) -> int:
-        """Elements along K of one step; with group scales one group, whose sum is scaled before it is added."""
-        return GROUP if self.grouped else self.tile.depth // (1 if self.factor == "int8" else 2)
-
-    @property
-    def halves(self) -> int:
-        """Tiles of weights: stage 1 has a gate and an up."""
-        return 2 if self.stage == 1 else 1
-
-    @property
-    def shared_bytes(self) -> int:
-        """Shared memory of one thread block on a GPU: what is copied twice, what is made from it once."""
-        bits_of = {form: size for form, (_, size) in _FACTORS.items()} | {"int4": 4}
-        tile, columns, made = self.tile, self.tile.channels * self.halves, bits_of[self.factor]
-        found = 4 * (columns * (2 if self.grouped else 1) + tile.rows * (6 if self.stage == 1 else 4))
-        for form, rows in ((self.activation, tile.rows), (self.weight, columns)):
-            found += rows * self.depth * (2 * bits_of[form] + (made if form != self.factor else 0)) // 8
-        return found
-
-    @property
-    def passes(self) -> Mapping[str, bool]:
-        return WITHOUT_WGMMA
-
-    def program(self) -> Any:
-        return build(self)
-
-    def __str__(self) -> str:
-        how = f" e4m3:{self.fp8}" if self.activation == "e4m3" else ""
-        return f"pipelined{self.stage}[in:{self.in_dtype} out:{self.result} {self.how} tile:{self.size}{how}]"
+from kernels.gemm_2stage.tiles import Tiled
 
 
 def build(spec: Tiled) -> Any:
@@ -113,7 +52,11 @@ def build(spec: Tiled) -> Any:
         if spec.weight != "int4":
             return dialect.widen_e4m3(raw[i * steps + c, r * part_of + v])
         byte = T.cast(raw[i * steps + c, r * part_of + v // 8 * 4 + v % 4], "int32")
-        return T.cast((((byte >> (v % 8 // 4 * 4)) & 15) ^ 8) - 8, factor)
+        above = ((byte >> (v % 8 // 4 * 4)) & 15) ^ 8  # the number + 8
+        if spec.integer:
+            return T.cast(above - 8, factor)
+        # As the last bits of 2^23, which a subtraction removes: conversions from integers are slow on GPUs.
+        return T.cast(T.reinterpret(T.cast(above, "uint32") | T.uint32(0x4B000000), "float32") - 8388616.0, factor)
 
     @T.macro
     def read_routes(held, ids, scale_x, first, tokens, topk, slot_major, has_scale_x):
