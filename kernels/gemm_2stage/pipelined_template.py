@@ -52,11 +52,7 @@ def build(spec: Tiled) -> Any:
         if spec.weight != "int4":
             return dialect.widen_e4m3(raw[i * steps + c, r * part_of + v])
         byte = T.cast(raw[i * steps + c, r * part_of + v // 8 * 4 + v % 4], "int32")
-        above = ((byte >> (v % 8 // 4 * 4)) & 15) ^ 8  # the number + 8
-        if spec.integer:
-            return T.cast(above - 8, factor)
-        # As the last bits of 2^23, which a subtraction removes: conversions from integers are slow on GPUs.
-        return T.cast(T.reinterpret(T.cast(above, "uint32") | T.uint32(0x4B000000), "float32") - 8388616.0, factor)
+        return T.cast((((byte >> (v % 8 // 4 * 4)) & 15) ^ 8) - 8, factor)
 
     @T.macro
     def read_routes(held, ids, scale_x, first, tokens, topk, slot_major, has_scale_x):
