@@ -170,3 +170,8 @@ def test_generated_code_uses_tensor_cores(name: str, dtype: str, out: str, mode:
     spec = choose(arch(name), spec_of(arch(name).language, 2, dtype, "bf16" if out == "bf16" else "fp16", mode), LARGE)
     assert isinstance(spec, Tiled) and uses["shared_bytes"] == spec.shared_bytes
     assert uses["threads"] == spec.tile.threads
+    lines = lowered.source.splitlines()
+    adds = [number for number, line in enumerate(lines) if "AtomicAdd" in line]
+    assert len(adds) == (mode == "atomic")  # padding and channels past the end are left out, not sent elsewhere
+    for number in adds:
+        assert re.search(r"if \(\(0 <= .*< out_tiles\)", lines[number - 1]), lines[number - 1]
