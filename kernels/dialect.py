@@ -142,3 +142,68 @@ class Dialect:
         import tilelang.language as T
 
         return T.cast(value, _NATIVE[form]) if self.native(form) else bits.narrow(form, value)
+
+    def shared(self, shape: tuple[int, ...], dtype: str) -> Any:
+        """A buffer of the thread block."""
+        import tilelang.language as T
+
+        return T.alloc_shared(shape, dtype) if self.gpu else T.alloc_local(shape, dtype)
+
+    def fragment(self, shape: tuple[int, ...], dtype: str) -> Any:
+        """A matrix in the registers of the thread block."""
+        import tilelang.language as T
+
+        return T.alloc_fragment(shape, dtype) if self.gpu else T.alloc_local(shape, dtype)
+
+    def parallel(self, *extents: int) -> Any:
+        """Loops over the elements of a tile, in the order of memory, distributed over the threads of a block."""
+        import tilelang.language as T
+
+        return T.Parallel(*extents) if self.gpu else T.grid(*extents)
+
+    def pipelined(self, extent: Any) -> Any:
+        """Loop of two statements: copies into shared memory, and what uses them. On GPUs the copies of the next turn
+        come first and, with CUDA, run meanwhile. TileLang 0.1.15 refuses more turns ahead in a loop whose extent is
+        known at the call only ("Downcast from tirx.Sub to ir.IntImm failed")."""
+        import tilelang.language as T
+
+        return T.Pipelined(extent, order=[0, 1], stage=[0, 1]) if self.gpu else T.serial(extent)
+
+    def factor(self, form: str) -> str:
+        """TileLang dtype of a matrix that is multiplied: fp32 in the place of 16-bit floats on the C target."""
+        return form if form == "int8" else (_NATIVE[form] if self.gpu else "float32")
+
+    def widen_e4m3(self, raw: Any) -> Any:
+        """A stored e4m3 as a factor: exactly, in fp16 on GPUs."""
+        import tilelang.language as T
+
+        value = raw if self.native("e4m3") else bits.widen("e4m3", raw)
+        return T.cast(value, "float16") if self.gpu else value
+
+    def clear(self, matrix: Any, rows: int, columns: int) -> None:
+        """Set a matrix to zero."""
+        import tilelang.language as T
+
+        @T.macro
+        def statement(matrix: Any) -> None:
+            if self.gpu:
+                T.clear(matrix)
+            else:
+                for i, j in T.grid(rows, columns):
+                    matrix[i, j] = T.cast(0, matrix.dtype)
+
+        statement(matrix)
+
+    def gemm(self, left: Any, right: Any, total: Any, rows: int, columns: int, depth: int) -> None:
+        """total [rows, columns] += left [rows, depth] x right [columns, depth]; fp32, or int32 of int8."""
+        import tilelang.language as T
+
+        @T.macro
+        def statement(left: Any, right: Any, total: Any) -> None:
+            if self.gpu:
+                T.gemm(left, right, total, transpose_B=True)
+            else:
+                for i, j, k in T.grid(rows, columns, depth):
+                    total[i, j] = total[i, j] + T.cast(left[i, k], total.dtype) * T.cast(right[j, k], total.dtype)
+
+        statement(left, right, total)

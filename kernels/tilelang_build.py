@@ -23,7 +23,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,9 @@ BACKEND_VARIABLE = "CONFORMANCE_TILELANG_BACKEND"
 BACKENDS = ("auto", "tvm_ffi", "nvrtc", "cython")
 _C_FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fno-strict-aliasing")
 PASSES = {"tl.disable_safe_memory_legalize": True}  # the kernels' own conditions keep every access in range
+# TileLang 0.1.15 fences shared memory for wgmma behind the barrier, in the thread that reads, and not before it in the
+# one that wrote: without TMA nothing then orders the two. Programs that multiply what plain copies bring use mma.
+WITHOUT_WGMMA = PASSES | {"tl.disable_wgmma": True}
 
 _ready: dict[tuple[str, str], Callable[..., Any]] = {}
 _tracing = threading.Lock()
@@ -64,13 +67,14 @@ def missing(device_type: str | None = None) -> str | None:
     return "no C compiler (install gcc)"
 
 
-def load(label: str, target: str, trace: Callable[[], Any], wait: bool = True) -> Callable[..., Any] | None:
+def load(label: str, target: str, trace: Callable[[], Any], wait: bool = True, passes: Mapping[str, bool] = PASSES
+         ) -> Callable[..., Any] | None:
     """The compiled kernel of one specialisation, from memory, disk, or compiled now.
 
     label: names kernel and specialisation, unique per traced program. target: "c", or "cuda" or "hip" (the current
-    device's architecture). trace: builds the TileLang program; called only when the kernel is not in memory. With
-    ``wait`` false the answer is None if another process is compiling this kernel at the moment. Raises
-    KernelBuildError.
+    device's architecture). trace: builds the TileLang program; called only when the kernel is not in memory. passes:
+    settings of TileLang's passes, always the same ones for a label. With ``wait`` false the answer is None if another
+    process is compiling this kernel at the moment. Raises KernelBuildError.
     """
     where = target if target == "c" else f"{target} {gpu_arch()}"
     kernel = _ready.get((label, where))
@@ -81,7 +85,7 @@ def load(label: str, target: str, trace: Callable[[], Any], wait: bool = True) -
             return None
         kernel = _ready.get((label, where))
         if kernel is None:
-            kernel = _ready[label, where] = _compile(label, target, where, trace)
+            kernel = _ready[label, where] = _compile(label, target, where, trace, passes)
         return kernel
 
 
@@ -124,14 +128,15 @@ def tilelang_module() -> Any:
     return tilelang
 
 
-def _compile(label: str, target: str, where: str, trace: Callable[[], Any]) -> Callable[..., Any]:
+def _compile(label: str, target: str, where: str, trace: Callable[[], Any], passes: Mapping[str, bool]
+             ) -> Callable[..., Any]:
     try:
         tilelang = tilelang_module()
         with _tracing:  # the tracer keeps global state
             program = trace()
         flags = [f"-DCONFORMANCE_TOOLCHAIN={_toolchain(target)}", *(_C_FLAGS if target == "c" else ())]
         kernel = tilelang.compile(program, target=target, execution_backend=backend(target),
-                                  compile_flags=flags, pass_configs=dict(PASSES))
+                                  compile_flags=flags, pass_configs=dict(passes))
     except Exception as error:
         lines = [line for line in str(error).splitlines() if line.strip()] or [""]
         raise KernelBuildError(

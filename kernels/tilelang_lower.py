@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +16,15 @@ _SIZES = {"uchar": 1, "char": 1, "uint64_t": 8, "int64_t": 8, "double": 8, "half
           "fp8_e5_t": 1, "uint8_t": 1, "int8_t": 1, "ushort": 2, "short": 2, "uint16_t": 2, "int16_t": 2}
 
 
-def lower(trace: Callable[[], Any], arch: Arch) -> Lowered:
+def lower(trace: Callable[[], Any], arch: Arch, passes: Mapping[str, bool] = PASSES) -> Lowered:
     """The source that TileLang generates for ``arch``, and what one block of it uses.
 
     ``trace`` builds the program; it is called inside the target's context, on which some of TileLang's operators
-    depend. Raises what TileLang raises; the process may also abort.
+    depend. ``passes`` are settings of TileLang's passes. Raises what TileLang raises; the process may also abort.
     """
     tilelang = tilelang_module()
     target = dict(arch.target)
-    with tilelang.tvm.transform.PassContext(opt_level=3, config=PASSES), tilelang.tvm.target.Target(target):
+    with tilelang.tvm.transform.PassContext(opt_level=3, config=dict(passes)), tilelang.tvm.target.Target(target):
         artifact = tilelang.lower(trace(), target=target)
     functions = [function.attrs for _, function in artifact.device_mod.functions.items()]
     source = str(artifact.kernel_source)

@@ -1,5 +1,5 @@
-"""Kernels of moe_gemm1, moe_gemm2 and moe_gemm_2stage: one in plain PyTorch, one in TileLang."""
+"""Kernels of moe_gemm1, moe_gemm2 and moe_gemm_2stage: one in plain PyTorch, two in TileLang."""
 
-from kernels.gemm_2stage import legacy, per_expert
+from kernels.gemm_2stage import legacy, per_expert, pipelined
 
-__all__ = ["legacy", "per_expert"]
+__all__ = ["legacy", "per_expert", "pipelined"]

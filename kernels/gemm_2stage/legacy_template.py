@@ -7,15 +7,17 @@ id; padding is skipped by branch, so that neither its row nor its weight is read
 # No "from __future__ import annotations" here: TileLang reads the annotations of a traced function as values.
 # mypy: disable-error-code="valid-type,name-defined"
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 from kernels import bits
 from kernels.dialect import Dialect
+from kernels.gemm_2stage.epilogue import silu, writer
+from kernels.tilelang_build import PASSES
 
 TOKEN_MASK, TOKEN_BITS = (1 << 24) - 1, 24
-_LOG2_E = 1.4426950408889634
 # in_dtype: (format of activations, format of weights, elements of 16 preshuffled bytes)
 _OPERANDS = {
     "fp8": ("e4m3", "e4m3", 16), "int8": ("int8", "int8", 16), "int4": ("int8", "int4", 16),
@@ -74,6 +76,15 @@ class Spec:
     def threads(self) -> int:
         return 1 if self.target == "c" else 64
 
+    @property
+    def passes(self) -> Mapping[str, bool]:
+        """Settings of TileLang's passes."""
+        return PASSES
+
+    def program(self) -> Any:
+        """The TileLang program of this specialisation."""
+        return build(self)
+
     def __str__(self) -> str:
         return f"legacy{self.stage}[in:{self.in_dtype} out:{self.result} {self.how}]"
 
@@ -86,11 +97,12 @@ def storage(spec: Spec, form: str) -> str:
 def parameters(spec: Spec) -> Any:
     """TileLang types of the kernel's tensors, and the symbols that their extents share, as attributes.
 
-    Activations are [rows, K/width, width]; weights [E, N/16, K/width, 16, width], 4-bit ones with width/2 bytes.
+    Activations are [rows, K/width, width]; weights [E, N/16, K/width, 16, width], 4-bit ones with width/2 bytes; the
+    output is [rows, channels/16, 16].
     """
     import tilelang.language as T
 
-    names = ("entries", "blocks", "rows", "chunks", "experts", "tiles", "out_rows", "channels", "scales", "groups",
+    names = ("entries", "blocks", "rows", "chunks", "experts", "tiles", "out_rows", "out_tiles", "scales", "groups",
              "scaled_experts", "scaled_channels")
     of = SimpleNamespace(**{name: T.dynamic(name) for name in names})
     stored = spec.width // 2 if spec.weight == "int4" else spec.width
@@ -102,7 +114,8 @@ def parameters(spec: Spec) -> Any:
     of.w = T.Tensor((of.experts, of.tiles, of.chunks, 16, stored), storage(spec, spec.weight))
     of.scale_x = T.Tensor((of.scales,), "float32")
     of.scale_w = T.Tensor((of.scaled_experts, of.groups, of.scaled_channels), "float32")
-    of.out = T.Tensor((of.out_rows, of.channels), spec.dialect.dtype(spec.result))
+    of.out = T.Tensor((of.out_rows, of.out_tiles, 16), spec.dialect.dtype(spec.result))
+    of.channels = of.out_tiles * 16
     return of
 
 
@@ -114,6 +127,7 @@ def build(spec: Spec) -> Any:
     halves = 2 if spec.stage == 1 else 1
     number = "int32" if spec.integer else "float32"
     per_group = GROUP // width
+    write = writer(dialect, spec.result, spec.how)
 
     def activation(raw: Any) -> Any:
         return T.cast(raw, "int32") if spec.integer else dialect.widen(spec.activation, raw)
@@ -126,9 +140,6 @@ def build(spec: Spec) -> Any:
         byte = T.cast(w[expert, channel // 16, chunk, channel % 16, v // 8 * 4 + v % 4], "int32")
         nibble = (byte >> (v % 8 // 4 * 4)) & 15
         return T.cast((nibble ^ 8) - 8, number)
-
-    def silu(x: Any) -> Any:
-        return x * (T.float32(1.0) / (T.float32(1.0) + T.exp2(x * T.float32(-_LOG2_E))))
 
     @T.macro
     def row_times_channels(x, w, scale_w, row, expert, channel, channels, acc):
@@ -165,21 +176,6 @@ def build(spec: Spec) -> Any:
             result[h] = result[h] * scale_w[expert, 0, channel]
         if has_scale_x != 0:
             result[h] = result[h] * scale_x[row]
-
-    @T.macro
-    def write(out, row, channel, value, raw, wide):
-        """One element. Intermediate steps go through raw and wide: nested as one expression, the conversions between
-        patterns would repeat each other's many times over, and compile for minutes."""
-        raw[0] = dialect.narrow(spec.result, value)
-        if spec.how == "store":
-            out[row, channel] = raw[0]
-        elif dialect.gpu:
-            T.atomic_add(out[row, channel], raw[0])
-        else:
-            wide[0] = dialect.widen(spec.result, raw[0])
-            wide[1] = dialect.widen(spec.result, out[row, channel])
-            wide[0] = wide[0] + wide[1]
-            out[row, channel] = dialect.narrow(spec.result, wide[0])
 
     @T.prim_func
     def legacy(ids: of.ids, block_experts: of.block_experts, shares: of.shares, valid: of.valid, x: of.x, w: of.w,
@@ -223,7 +219,8 @@ def build(spec: Spec) -> Any:
                                 sums[0] = silu(sums[0]) * sums[1]
                                 if doweight == AFTER:
                                     sums[0] = sums[0] * shares[at * block + r]
-                            write(out, target, channel + c, sums[0], raw, wide)
+                            raw[0] = dialect.narrow(spec.result, sums[0])
+                            write(out, target, channel + c, raw[0], wide)
 
     return legacy
 

@@ -1,0 +1,138 @@
+"""pipelined: both stages in TileLang with tiles in shared memory, a software pipeline and tensor cores.
+
+A router chooses, by dtype, result, tile and the architecture's facts, which program runs, and reports it: "pipelined"
+on tensor cores; "pipelined/loops", the same program in plain loops, on the C target; "legacy" where an architecture
+has no matrix instruction for the dtype, or no room in shared memory for any tile. FNUZ codes are not taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from conformance import kernel, report_path
+from conformance.arch import Arch
+from conformance.errors import NotSupported
+from conformance.registry import arch as arch_of
+from conformance.route import Lowered, Route
+from kernels import tilelang_build, tilelang_lower
+from kernels.dialect import fp8_of
+from kernels.gemm_2stage import legacy
+from kernels.gemm_2stage.launching import both, stage1, stage2
+from kernels.gemm_2stage.legacy_template import Spec
+from kernels.gemm_2stage.tiles import SMALL, Tiled, class_of, smaller
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+NAME, LOOPS = "pipelined", "pipelined/loops"
+_ABOUT = "TileLang, tiles in shared memory, asynchronous copies of the next step, tensor cores"
+# The matrix instruction that TileLang uses, by language and format of the factors, as tables of architectures name it.
+_INSTRUCTIONS = {
+    ("cuda", "bf16"): "bf16 16x8x16 f32", ("cuda", "fp16"): "f16 16x8x16 f32", ("cuda", "int8"): "i8 16x8x32 i32",
+    ("hip", "bf16"): "bf16 16x16x16 f32", ("hip", "fp16"): "f16 16x16x16 f32", ("hip", "int8"): "i8 16x16x32 i32",
+}
+
+
+def choose(arch: Arch, plain: Spec, size: str) -> Spec:
+    """The program that runs on ``arch`` what ``plain`` would: itself where pipelined cannot. size: the tile's class.
+
+    The C target has one tile, since what is run there has reduced sizes.
+    """
+    fp8 = fp8_of(arch) if arch.language == "cuda" else "bits"
+    for name in smaller(size) if arch.language != "c" else (SMALL,):
+        found = Tiled(plain.target, plain.stage, plain.in_dtype, plain.result, plain.how, name, fp8)
+        if arch.language == "c":
+            return found
+        instruction = _INSTRUCTIONS.get((arch.language, found.factor))
+        if instruction is None or not arch.fact(f"mma.{instruction}"):
+            break
+        room = arch.limit("shared_bytes")
+        if room is None or found.shared_bytes <= room:
+            return found
+    return plain
+
+
+def path_of(spec: Spec) -> str:
+    """The path that a program is reported as."""
+    if not isinstance(spec, Tiled):
+        return legacy.NAME
+    return NAME if spec.dialect.gpu else LOOPS
+
+
+def specs(params: Mapping[str, str], arch: Arch, stages: tuple[int, ...]) -> tuple[Spec, ...]:
+    """The programs that a case at official sizes runs, one for each stage."""
+    size = class_of(int(params["bm"]), int(params["tokens"]) * int(params["topk"]), int(params["experts"]))
+    return tuple(choose(arch, plain, size) for plain in legacy.specs(params, arch.language, stages))
+
+
+def _here(device_type: str) -> Arch:
+    return arch_of(tilelang_build.gpu_arch() if device_type == "cuda" else "cpu")
+
+
+def _pick(spec: Spec, block: int, slots: int, experts: int) -> Spec:
+    found = choose(_here("cpu" if spec.target == "c" else "cuda"), spec, class_of(block, slots, experts))
+    report_path(path_of(found))
+    return found
+
+
+def _prepare(stages: tuple[int, ...], params: Mapping[str, str], device_type: str) -> None:
+    for spec in specs(params, _here(device_type), stages):
+        tilelang_build.load(str(spec), spec.target, spec.program, wait=False, passes=spec.passes)
+
+
+def _route(stages: tuple[int, ...], params: Mapping[str, str], arch: Arch) -> Route:
+    if (reason := legacy.supports(params)) is not None:
+        raise NotSupported(reason)
+    found = specs(params, arch, stages)
+    paths = sorted({path_of(spec) for spec in found}, key=(legacy.NAME, LOOPS, NAME).index)
+    return Route(paths[0], " + ".join(map(str, found)))
+
+
+def _lower(stages: tuple[int, ...], params: Mapping[str, str], arch: Arch) -> Lowered:
+    """The code of the last stage; the first one of a chain is lowered by moe_gemm1's own cases."""
+    last = specs(params, arch, stages)[-1]
+    return tilelang_lower.lower(last.program, arch, last.passes)
+
+
+def _options(*stages: int) -> dict[str, Any]:
+    return {
+        "about": _ABOUT, "supports": legacy.supports, "requires": tilelang_build.missing,
+        "prepare": partial(_prepare, stages), "route": partial(_route, stages), "lower": partial(_lower, stages),
+        "repeatable": legacy.repeatable,
+    }
+
+
+@kernel("moe_gemm1", name=NAME, **_options(1))
+def gemm1(x: Tensor, w1: Tensor, *, scale_x: Tensor | None = None, scale_w1: Tensor | None = None,
+          sorted_token_ids: Tensor, sorted_expert_ids: Tensor, sorted_weights: Tensor, num_valid_ids: Tensor,
+          topk_ids: Tensor, topk_weights: Tensor, expert_mask: Tensor | None = None, in_dtype: str, block: int,
+          doweight: str, out: Tensor) -> None:
+    """Fill ``out`` [T k, I]; arguments follow the operator's contract, contiguous."""
+    lists = sorted_token_ids, sorted_expert_ids, sorted_weights, num_valid_ids
+    shape = topk_ids.shape[0], topk_ids.shape[1]
+    stage1(_pick, x, w1, scale_x, scale_w1, lists, block, shape, in_dtype, out, doweight)
+
+
+@kernel("moe_gemm2", name=NAME, **_options(2))
+def gemm2(a2: Tensor, w2: Tensor, *, scale_a2: Tensor | None = None, scale_w2: Tensor | None = None,
+          sorted_token_ids: Tensor, sorted_expert_ids: Tensor, sorted_weights: Tensor, num_valid_ids: Tensor,
+          topk_ids: Tensor, topk_weights: Tensor, expert_mask: Tensor | None = None, in_dtype: str, block: int,
+          combine: str, out: Tensor) -> None:
+    """Fill ``out``: [T, H] in atomic mode, [T k, H] in reduce mode."""
+    lists = sorted_token_ids, sorted_expert_ids, sorted_weights, num_valid_ids
+    shape, rows = (topk_ids.shape[0], topk_ids.shape[1]), a2.view(-1, a2.shape[-1])
+    stage2(_pick, rows, w2, scale_a2, scale_w2, lists, block, shape, in_dtype, combine, out)
+
+
+@kernel("moe_gemm_2stage", name=NAME, **_options(1, 2))
+def gemm_2stage(x: Tensor, w1: Tensor, w2: Tensor, *, scale_x: Tensor | None = None, scale_w1: Tensor | None = None,
+                scale_w2: Tensor | None = None, smooth2: Tensor | None = None, sorted_token_ids: Tensor,
+                sorted_expert_ids: Tensor, sorted_weights: Tensor, num_valid_ids: Tensor, topk_ids: Tensor,
+                topk_weights: Tensor, expert_mask: Tensor | None = None, in_dtype: str, block: int, combine: str,
+                rule: str, out: Tensor) -> None:
+    """Fill ``out`` [T, H]: stage 1 to f16, re-quantisation and the sum of partials in PyTorch, stage 2."""
+    lists = sorted_token_ids, sorted_expert_ids, sorted_weights, num_valid_ids
+    both(_pick, x, w1, w2, scale_x, scale_w1, scale_w2, smooth2, lists, topk_ids, expert_mask, block, in_dtype,
+         combine, rule, out)
