@@ -13,7 +13,7 @@ PACKAGE = __name__.rpartition(".")[0]
 _OF = "kernels.gemm_2stage."
 SOURCES = {
     "torch": tuple(_OF + name for name in ("unpack", "between", "per_expert")),
-    "tl": tuple(_OF + name for name in ("between", "legacy_template", "legacy")),
+    "tl": tuple(_OF + name for name in ("between", "epilogue", "legacy_template", "launching", "legacy")),
 }
 # What is wrong in one of these is wrong in the others: scales of rows and of channels; groups, and no scale of rows.
 FEW = ("fp8", "int4_bf16_g32")

@@ -1,5 +1,5 @@
-"""TileLang mutants: the template of `legacy` with one passage edited. Each compiles a program of its own, for int4
-weights and, but for one, fp16 output."""
+"""TileLang mutants: the template of `legacy`, or its epilogue, with one passage edited. Each compiles a program of its
+own, for int4 weights and, but for one, fp16 output."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ _SECOND = "row = token * topk + slot\n"
 _SHARE = "if spec.stage == 2:\n                                sums[0] = sums[0] * shares[at * block + r]"
 
 
-def _sources(name: str, *edits: Edit) -> dict[str, Source]:
+def _sources(name: str, *edits: Edit, module: str = "legacy_template") -> dict[str, Source]:
     """The kernels; their programs are labelled by the mutant's name, since a label stands for one program."""
     label = ('return f"legacy{self.stage}[', f'return f"{name}{{self.stage}}[')
-    return sources("tl", name, {"legacy_template": (label, *edits)})
+    return sources("tl", name, {"legacy_template": (label,)} | (
+        {module: edits} if module != "legacy_template" else {module: (label, *edits)}))
 
 
 def program(name: str, target: str, stage: int, how: str) -> Any:
@@ -31,9 +32,9 @@ def program(name: str, target: str, stage: int, how: str) -> Any:
     return template.build(template.Spec(target, stage, "int4", "fp16", how))
 
 
-def _wrong(name: str, fault: str, what: str, diagnosis: str, on: str, *edits: Edit, out: tuple[str, ...] = ("f16",)
-           ) -> None:
-    found = _sources(name, *edits)
+def _wrong(name: str, fault: str, what: str, diagnosis: str, on: str, *edits: Edit, out: tuple[str, ...] = ("f16",),
+           module: str = "legacy_template") -> None:
+    found = _sources(name, *edits, module=module)
     for letter in on:
         source = found[OPERATORS[letter]]
         mutant(source.operator, name, source.function, fault=fault, wrong=what, twin="tl_control",
@@ -82,10 +83,10 @@ _wrong("tl_no_channel_scale", "SCALE", "The scales of channels are left out.", "
 _wrong("tl_gate_up", "SEMANTIC", "Gate and up change places.", "gate-up-swapped", "1",
        ("sums[0] = silu(sums[0]) * sums[1]", "sums[0] = silu(sums[1]) * sums[0]"))
 _wrong("tl_silu", "SEMANTIC", "SiLU takes powers of 2 in the place of e.", "silu-base-2", "1c",
-       ("T.exp2(x * T.float32(-_LOG2_E))", "T.exp2(-x)"))
+       ("T.exp2(x * T.float32(-_LOG2_E))", "T.exp2(-x)"), module="epilogue")
 _wrong("tl_no_weight", "SEMANTIC", "The routing weights are left out.", "weights-missing", "2c",
        (_SHARE, _SHARE.replace("sums[0] * shares[at * block + r]", "sums[0]")))
 _wrong("tl_overwrite", "SEMANTIC", "Terms overwrite the output.", "slots-overwrite", "2",
-       ('if spec.how == "store":', "if True:"))
+       ('if how == "store":', "if True:"), module="epilogue")
 _wrong("tl_sum_16", "OVERFLOW", "Sums of integers are held in 16 bits.", "acc-int16", "1",
        ('result[h] = T.cast(acc[h, c], "float32")', 'result[h] = T.cast(T.cast(acc[h, c], "int16"), "float32")'))
