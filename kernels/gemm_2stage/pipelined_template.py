@@ -6,8 +6,8 @@ step k + 1 while step k is multiplied. Padding rows, channels past the last tile
 zeros in shared memory: none of them is read from, and nothing is written for them.
 
 Tensor cores multiply bf16, fp16 or int8. e4m3 is widened to fp16 and 4-bit weights to int8 or bf16 in shared memory,
-exactly. 8-bit matrix instructions are left alone: Hopper's keep about 14 bits of a sum. So is wgmma
-(`tilelang_build.WITHOUT_WGMMA`).
+exactly. Matrix instructions of 8-bit floats are left alone, since Hopper's keep about 14 bits of a sum; wgmma is, too
+(see `tilelang_build.WITHOUT_WGMMA`).
 On the C target the same program runs in plain loops, with fp32 in the place of 16-bit floats.
 """
 # No "from __future__ import annotations" here: TileLang reads the annotations of a traced function as values.
