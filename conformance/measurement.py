@@ -31,11 +31,11 @@ class Tally:
 
 
 def measured(result: Tensor, reference: Reference) -> Tally:
-    """The figures of a result whose form was checked."""
-    tally, published = Tally(), reference.published or _format(result).published
+    """The figures of a result whose form was checked; zeros where there is no oracle, as for integers."""
+    tally = Tally()
     for rows in reference.oracle():
         here = slice(rows.start, rows.stop)
-        _measure(result[here], reference.golden[here], rows, tally, published)
+        _measure(result[here], reference.golden[here], rows, tally, reference.published or _format(result).published)
     return tally
 
 
