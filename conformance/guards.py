@@ -109,9 +109,9 @@ def checksum(tensor: Tensor) -> int:
 def checksums(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     """The checksum of each tensor; the device is waited for once.
 
-    Words are summed in columns of a grid, in one pass over memory, and the sums by odd weights of their own: every
-    change of one word is seen, and every move but those by a multiple of the grid's width, 8 times a prime that is no
-    extent of any tensor.
+    Words of 32 bits are summed in columns of a grid, in one pass over memory and in 64 bits, so that the highest bits
+    of several words do not cancel, and the sums by odd weights of their own: every change of one word is seen, and
+    every move but those by a multiple of the grid's width, 8 times a prime that is no extent of any tensor.
     """
     if not tensors:
         return {}
@@ -122,10 +122,10 @@ def checksums(tensors: Mapping[str, Tensor]) -> dict[str, int]:
 
 
 def _sums(tensor: Tensor) -> Tensor:
-    """int64 [2]: of whole words, and of the up to seven bytes after them."""
+    """int64 [2]: of whole words, and of the up to three bytes after them."""
     data = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
-    whole = len(data) // 8 * 8
-    words, tail = data[:whole].view(torch.int64), data[whole:]
+    whole = len(data) // 4 * 4
+    words, tail = data[:whole].view(torch.int32), data[whole:]
     grid = words[: len(words) // _WIDTH * _WIDTH].view(-1, _WIDTH)
     rest = words[grid.numel() :]
     odd = _odd(tensor.device)

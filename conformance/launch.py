@@ -88,11 +88,14 @@ class Launcher:
             ) -> tuple[Any, str | None]:
         """The kernel's result and path, with torch's settings put back. Raises KernelRaised.
 
-        The kernel gets tensors of its own on the outputs' memory: it may give them other memory, which is no result.
+        The kernel gets tensors of its own on the memory of inputs and outputs: it may give an output other memory,
+        which is no result, and what it does to a tensor's shape or gradient stays with it.
         """
         try:
             with torch_settings_kept():
-                result, path = self.kernel.run(arguments, out.tensors(), config, validate)
+                given = {name: value.detach() if isinstance(value, Tensor) else value
+                         for name, value in arguments.items()}
+                result, path = self.kernel.run(given, out.tensors(), config, validate)
         except Exception as error:
             raise KernelRaised from error
         return (out.tensors() if self.kernel.fills_out else result), path

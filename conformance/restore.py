@@ -100,10 +100,11 @@ def _modes_left() -> Iterator[None]:
 @contextlib.contextmanager
 def torch_settings_kept() -> Iterator[None]:
     """Put back what a kernel may change for the whole process: default dtype and device, TF32, determinism, grad mode,
-    modes that it entered and did not leave, flushing of subnormals (which torch cannot be asked for: off)."""
+    autocast, modes that it entered and did not leave, flushing of subnormals (which torch cannot be asked for: off)."""
     device = torch.get_default_device()
     dtype, deterministic = torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled()
     precision, grad = torch.get_float32_matmul_precision(), torch.is_grad_enabled()
+    autocast = {kind: (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")}
     try:
         with torch.no_grad(), _modes_left():
             yield
@@ -115,6 +116,9 @@ def torch_settings_kept() -> Iterator[None]:
             torch.use_deterministic_algorithms(deterministic)  # the first call imports the compiler stack: a second
         torch.set_float32_matmul_precision(precision)
         torch.set_grad_enabled(grad)
+        for kind, (enabled, low) in autocast.items():
+            torch.set_autocast_enabled(kind, enabled)
+            torch.set_autocast_dtype(kind, low)
         torch.set_flush_denormal(False)  # loading a library built with -ffast-math turns it on
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from engine_samples import CPU
@@ -223,3 +225,13 @@ def test_layouts_and_what_stands_around_them(layout: str, dtype: torch.dtype) ->
 def test_nothing_has_a_checksum_too() -> None:
     assert checksum(torch.empty(0, 4)) == checksum(torch.empty(4, 0)) == 0
     assert checksum(torch.zeros(1)) == checksum(torch.zeros(1))
+
+
+@pytest.mark.parametrize("change", [
+    lambda words: words[:, 1].neg_(), lambda words: words.view(torch.int16)[:, 1::2].bitwise_xor_(-0x8000),
+], ids=["one of two columns negated", "a bit of every fourth word"])
+def test_highest_bits_of_many_words_do_not_cancel(change: Callable[[torch.Tensor], object]) -> None:
+    words = torch.linspace(0.5, 1.0, 64).reshape(32, 2).contiguous()
+    before = checksum(words)
+    change(words)
+    assert checksum(words) != before

@@ -938,3 +938,34 @@ def test_a_zero_weight_does_not_hide_infinity() -> None:
     result = judged(filling(body), case)
     assert (result.state, result.kind) == ("fail", "nan-map")
     assert judged(filling(fill_right), case).state == "pass"
+
+
+@pytest.mark.parametrize("change", [
+    lambda given: given["token_topk_to_pos"].t_(), lambda given: given["x"].requires_grad_(True),
+    lambda given: torch.set_autocast_enabled("cpu", True),
+], ids=["transposed in place", "requires grad", "autocast left on"])
+def test_what_a_kernel_does_to_its_tensors_stays_with_it(change: Callable[[Arguments], Any]) -> None:
+    """It may fail for it; the next kernel on the same inputs does not."""
+    def body(given: Arguments, out: Tensor) -> None:
+        fill_right(given, out)
+        change(given)
+
+    judge = Judge(Settings())
+    judge.run(PLAIN, filling(body))
+    assert judge.run(PLAIN, filling(fill_right)).state == "pass"
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def test_a_kernel_that_writes_to_its_first_buffer_again() -> None:
+    """Both runs then hold the same wrong numbers."""
+    first: list[Tensor] = []
+
+    def body(given: Arguments, out: Tensor) -> None:
+        first.append(out)
+        fill_right(given, out)
+        if len(first) > 1:
+            out += 1.0
+            first[0].copy_(out)
+
+    result = judged(filling(body))
+    assert (result.state, result.kind) == ("fail", "repeat")
