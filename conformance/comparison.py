@@ -18,11 +18,13 @@ from conformance.verdict import Verdict, number, spelled
 
 @dataclass(frozen=True)
 class Subject:
-    """One case made ready: its call, its references, and the checksums of inputs and goldens before any kernel ran."""
+    """One case made ready: its call, its references, and the checksums of inputs (under poison 1) and goldens before
+    any kernel ran; ``other_sums``: of inputs that are not too large under poison 0."""
 
     joint: Joint
     sums: dict[str, int]
     golden_sums: dict[str, int]
+    other_sums: dict[str, int]
 
     @property
     def call(self) -> Call:
@@ -47,6 +49,8 @@ def launch_and_compare(launcher: Launcher, subject: Subject, allowance: Allowanc
         if launched.config is None:
             paths[launched.path] = None
         same, results = launched.call is call, launched.results
+        if same and launched.poison == 0 and not passed and (changed := _changed(call, subject.other_sums)):
+            return Verdict(None, "input-changed", f"{launched.label}: wrote to its input {changed}"), launched.path
         joint = subject.joint if same else Joint.of(launched.call, launcher.operator.reference(launched.call, Shared()))
         problem = joint.problem(results, launcher.device, kernel.fills_out)
         if launched.overrun or problem:
@@ -83,16 +87,20 @@ def _kept(results: Results, joint: Joint, found: Verdict) -> Results:
 def _blamed(verdict: Verdict, subject: Subject) -> Verdict:
     """The verdict, or that the kernel wrote to its inputs: what follows from them, later results and the oracle,
     is wrong then as well."""
-    call = subject.call
-    call.set_poison(1)
-    now = checksums({name: call.arguments[name] for name in subject.sums})
-    changed = [name for name, value in subject.sums.items() if now[name] != value]
+    subject.call.set_poison(1)
+    changed = _changed(subject.call, subject.sums)
     if not changed:
         return verdict
-    message = f"wrote to its input {', '.join(changed)}"
+    message = f"wrote to its input {changed}"
     if verdict.passed:
         return replace(verdict, kind="input-changed", message=message)
     return Verdict(None, "input-changed", f"{message}; after that, {verdict.message}")
+
+
+def _changed(call: Call, sums: dict[str, int]) -> str:
+    """The inputs that are not as their checksums were, as the poison now in place has it."""
+    now = checksums({name: call.arguments[name] for name in sums})
+    return ", ".join(name for name, value in sums.items() if now[name] != value)
 
 
 def _explained(verdict: Verdict, part: Launched, reference: Reference) -> Verdict:

@@ -376,7 +376,7 @@ def test_an_input_that_is_written_in_every_run(change: Callable[[Arguments], Any
 
     result = judged(filling(body), sample(tokens=9, topk=8, data="real"))
     assert (result.state, result.kind, result.level) == ("fail", "input-changed", None)
-    assert "; after that, " in result.message
+    assert "run with poison 0: wrote to its input " in result.message
 
 
 def test_positions_sorted_in_place_without_effect_on_the_result() -> None:
@@ -969,3 +969,15 @@ def test_a_kernel_that_writes_to_its_first_buffer_again() -> None:
 
     result = judged(filling(body))
     assert (result.state, result.kind) == ("fail", "repeat")
+
+
+def test_a_kernel_that_tidies_what_no_slot_refers_to() -> None:
+    """Before the next run another poison is put there, so that nothing of it is left to see at the end."""
+    def body(given: Arguments, out: Tensor) -> None:
+        fill_right(given, out)
+        given["x_sf"].nan_to_num_(nan=0.0)
+
+    case = sample(tokens=9, topk=4, xsf="yes", routing="padding")
+    result = judged(filling(body), case)
+    assert (result.state, result.kind) == ("fail", "input-changed")
+    assert "x_sf" in result.message
