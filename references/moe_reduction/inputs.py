@@ -86,12 +86,17 @@ def _rows(source: str, data: str, slots: Tensor, hidden: int, layout: str, seed:
     """part [T, k, H] with its values, laid out as ``layout`` says. ``slots`` [T, k] are row numbers, -1 = masked."""
     (tokens, topk), device = slots.shape, slots.device
     part = place((tokens, topk, hidden), SOURCES[source], device, "strided" if layout == "strided_all" else layout)
-    flat = part if part.is_contiguous() else torch.empty_like(part, memory_format=torch.contiguous_format)
+    flat = part if part.is_contiguous() else torch.full_like(part, _POISON[0], memory_format=torch.contiguous_format)
     rows = flat.view(tokens * topk, hidden)
     values.fill(rows, data, slots, seed)
     if data == "wide":
         wide = integers((tokens * topk,), -_WIDE[source], _WIDE[source] + 1, seed + 7, device)
         rows *= torch.exp2(wide.float()).to(rows.dtype)[:, None]
+    if data == "nonfinite" and topk > 1:  # +inf and -inf in one sum, which is NaN
+        first_two = torch.sort(slots < 0, dim=1, stable=True).indices[::3, :2]
+        pair = slots[::3].gather(1, first_two)
+        pair = pair[(pair >= 0).all(dim=1)].long()
+        rows[pair[:, 0], 1], rows[pair[:, 1], 1] = torch.inf, -torch.inf
     return part if flat is part else part.copy_(flat)
 
 
