@@ -91,8 +91,10 @@ def pytest_configure(config: pytest.Config) -> None:
         archs = chosen_archs(selection.archs)
         if _is_worker(config) and "cuda" in archs.values():
             start_device()
-        for of in selection.matrices():
-            kernels(of.operator, selection.kernels)
+        chosen = {of.operator: kernels(of.operator, selection.kernels) for of in selection.matrices()}
+        if chosen and selection.kernels and not any(chosen.values()):
+            raise ConformanceError(f"--kernels {','.join(selection.kernels)}: none is a kernel of "
+                                   f"{', '.join(chosen)}; 'python -m conformance list' prints the kernels of each")
         config.stash[RUN] = Run(selection, archs, limit, log, shared, place, vacuity, gpus)
         if shared is not None:
             config.stash[PORTION] = handed_on(shared)

@@ -13,6 +13,7 @@ KERNEL = "from conformance import kernel\n@kernel('moe_reduce_fused', name={name
 
 WRONG_OPTIONS = [
     (("--kernels", "h_tilde"), ("unknown kernel 'h_tilde'", "Did you mean 'h_tiled'?", "Known: ", "vectorised")),
+    (("--operator", "moe_sorting", "--kernels", "h_tiled"), ("--kernels h_tiled", "none is a kernel of moe_sorting")),
     (("--tier", "ofical"), ("unknown tier 'ofical'", "Known: ", "official", "smoke")),
     (("--arch", "sm_1"), ("unknown architecture", "'sm_1'", "cpu")),
     (("--sizes", "huge"), ("--sizes 'huge'", "official, reduced")),
