@@ -109,9 +109,10 @@ def checksum(tensor: Tensor) -> int:
 def checksums(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     """The checksum of each tensor; the device is waited for once.
 
-    Words of 32 bits are summed in columns of a grid, in one pass over memory and in 64 bits, so that the highest bits
-    of several words do not cancel, and the sums by odd weights of their own: every change of one word is seen, and
-    every move but those by a multiple of the grid's width, 8 times a prime that is no extent of any tensor.
+    Words are summed in columns of a grid, in one pass over memory and without a copy, and the sums, their halves mixed,
+    by odd weights of their own: every change of one word is seen, and every move but those by a multiple of the grid's
+    width, 8 times a prime that is no extent of any tensor. Of words that stand so far apart, an even number of which
+    change in the highest bit only, nothing is seen.
     """
     if not tensors:
         return {}
@@ -122,17 +123,22 @@ def checksums(tensors: Mapping[str, Tensor]) -> dict[str, int]:
 
 
 def _sums(tensor: Tensor) -> Tensor:
-    """int64 [2]: of whole words, and of the up to three bytes after them."""
+    """int64 [2]: of whole words, and of the up to seven bytes after them."""
     data = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
-    whole = len(data) // 4 * 4
-    words, tail = data[:whole].view(torch.int32), data[whole:]
+    whole = len(data) // 8 * 8
+    words, tail = data[:whole].view(torch.int64), data[whole:]
     grid = words[: len(words) // _WIDTH * _WIDTH].view(-1, _WIDTH)
     rest = words[grid.numel() :]
     odd = _odd(tensor.device)
-    total = (rest * odd[_WIDTH : _WIDTH + len(rest)]).sum()
+    total = (_mixed(rest) * odd[_WIDTH : _WIDTH + len(rest)]).sum()
     if len(grid):
-        total += (grid.sum(dim=0) * odd[:_WIDTH]).sum()
+        total += (_mixed(grid.sum(dim=0)) * odd[:_WIDTH]).sum()
     return torch.stack([total, (tail * odd[: len(tail)]).sum()])
+
+
+def _mixed(words: Tensor) -> Tensor:
+    """The high half on the low one as well: else changes of the highest bit in two words would cancel in a sum."""
+    return words ^ (words >> 32)
 
 
 @functools.cache
