@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +27,7 @@ class Step:
     after: Callable[[Any], None]
 
 
-class Clock:
+class Clock(ABC):
     """Common to all clocks. name: what tells the time; kind: DEVICE or CPU; note: why it is no better clock."""
 
     name = ""
@@ -35,9 +36,9 @@ class Clock:
     def __init__(self, note: str = "") -> None:
         self.note = note
 
+    @abstractmethod
     def times(self, steps: Sequence[Step]) -> list[float]:
         """Seconds of each step's call. Raises ClockFailed, and whatever a step raises."""
-        raise NotImplementedError
 
 
 class WallClock(Clock):
