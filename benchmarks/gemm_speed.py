@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,28 +25,16 @@ sys.path.insert(0, str(ROOT))
 
 from conformance.console import print_table  # noqa: E402
 from conformance.registry import kernels  # noqa: E402
+from references.moe_gemm_2stage.cases import Extents  # noqa: E402
 from references.moe_gemm_2stage.sorting import sort  # noqa: E402
 
-
-@dataclass(frozen=True)
-class Shape:
-    """T, H, I, E, k and BM."""
-
-    tokens: int
-    hidden: int
-    inter: int
-    experts: int
-    topk: int
-    block: int
-
-
 SHAPES = {
-    "S": Shape(64, 256, 128, 4, 2, 16),
-    "M": Shape(129, 1024, 256, 8, 2, 32),
-    "L": Shape(333, 4096, 2048, 17, 9, 64),
-    "prefill": Shape(8192, 7168, 256, 128, 8, 64),
-    "decode1": Shape(1, 7168, 256, 128, 8, 16),
-    "decode8": Shape(8, 7168, 256, 256, 8, 16),
+    "S": Extents(64, 256, 128, 4, 2, 16),
+    "M": Extents(129, 1024, 256, 8, 2, 32),
+    "L": Extents(333, 4096, 2048, 17, 9, 64),
+    "prefill": Extents(8192, 7168, 256, 128, 8, 64),
+    "decode1": Extents(1, 7168, 256, 128, 8, 16),
+    "decode8": Extents(8, 7168, 256, 256, 8, 16),
 }
 DTYPES = ("fp8", "bf16", "fp16", "int8", "int4", "int4_bf16", "int4_bf16_g32")
 _FLOATS = {"fp8": torch.float8_e4m3fn, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -81,7 +68,7 @@ def weight_of(dtype: str, experts: int, rows: int, width: int) -> tuple[Tensor, 
     return stored, torch.full(shape, 1 / size, device="cuda")
 
 
-def stages(dtype: str, of: Shape) -> dict[str, tuple[str, dict[str, Any], Tensor]]:
+def stages(dtype: str, of: Extents) -> dict[str, tuple[str, dict[str, Any], Tensor]]:
     """(operator, arguments, output) by name of what is measured."""
     score = torch.rand((of.tokens, of.experts), device="cuda")
     ids = score.argsort(dim=1)[:, : of.topk].to(torch.int32).contiguous()
