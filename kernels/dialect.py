@@ -51,9 +51,14 @@ def fp8_of(arch: Arch) -> str:
     return "native" if arch.fact("fp8") in (None, "ocp") or arch.language == "c" else "bits"
 
 
+def arch_here(target: str) -> Arch:
+    """What a TileLang target ("c", "cuda", "hip") stands for on this machine: the CPU, or the current GPU."""
+    return arch("cpu" if target == "c" else gpu_arch())
+
+
 @functools.cache
 def fp8_here(device_type: str) -> str:
-    return fp8_of(arch(gpu_arch() if device_type == "cuda" else "cpu"))
+    return fp8_of(arch_here(target_of(device_type)))
 
 
 def options(config: str | None, known: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
@@ -161,13 +166,13 @@ class Dialect:
 
         return T.Parallel(*extents) if self.gpu else T.grid(*extents)
 
-    def pipelined(self, extent: Any) -> Any:
-        """Loop of two statements: copies into shared memory, and what uses them. On GPUs the copies of the next turn
-        come first and, with CUDA, run meanwhile. TileLang 0.1.15 refuses more turns ahead in a loop whose extent is
-        known at the call only ("Downcast from tirx.Sub to ir.IntImm failed")."""
+    def steps(self, extent: Any, overlapped: bool) -> Any:
+        """Loop of two statements: copies into shared memory, and what uses them. Overlapped, on GPUs, the copies of the
+        next turn come first and, with CUDA, run meanwhile. TileLang 0.1.15 refuses more turns ahead in a loop whose
+        extent is known at the call only ("Downcast from tirx.Sub to ir.IntImm failed")."""
         import tilelang.language as T
 
-        return T.Pipelined(extent, order=[0, 1], stage=[0, 1]) if self.gpu else T.serial(extent)
+        return T.Pipelined(extent, order=[0, 1], stage=[0, 1]) if self.gpu and overlapped else T.serial(extent)
 
     def factor(self, form: str) -> str:
         """TileLang dtype of a matrix that is multiplied: fp32 in the place of 16-bit floats on the C target."""

@@ -6,7 +6,6 @@ What cannot be run here: the CUDA kernels (their generated source is checked), a
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from fractions import Fraction
 from functools import cache, partial
 from typing import Any
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor
 
 from conformance import Kernel
-from conformance.registry import arch
+from conformance.registry import arch, matrix
 from kernels import bits, tilelang_build, tilelang_lower
 from kernels.dialect import Dialect, form_of, options
 from kernels.reduce_fused import h_tiled, per_token, vectorised
@@ -176,9 +175,9 @@ def test_every_config_is_bitwise(config: str) -> None:
 @needs_tilelang
 @exact_kernels
 def test_a_fixed_presence_of_arguments_gives_the_same_bits(kernel: Kernel) -> None:
-    """The template's flags; nothing is compiled with fixed flags unless a measurement asks for it."""
+    """As on GPUs, where it is compiled in."""
     module = h_tiled if kernel is EXACT[0] else per_token
-    spec = (h_tiled.specialise("c", 4, 5, 512, "fp32", "fp32") if kernel is EXACT[0]
+    spec = (h_tiled.specialise(arch("cpu"), 5, 512, "fp32", "fp32") if kernel is EXACT[0]
             else per_token.specialise("c", "fp32", "fp32"))
     x, positions, weights, _, _ = case(2, 4, 5, 512, "fp32")
     out = torch.empty(4, 512)
@@ -398,39 +397,45 @@ def test_all_kernels_agree_bitwise_on_exact_data() -> None:
 # ---- specialisations ------------------------------------------------------------------------------------------
 
 
-def official_points() -> Iterator[tuple[int, int, int, str, str]]:
-    for tokens in (4001, 38700):
-        for topk in (2, 6, 8, 9):
-            for hidden in (2048, 2560, 3072, 4096, 6144, 7168):
-                for source in ("fp32", "bf16"):
-                    for result in (source, "e4m3"):
-                        yield tokens, topk, hidden, source, result
+@pytest.mark.parametrize(("name", "tiled"), [("cpu", 8), ("sm_90", 72)])
+def test_the_official_matrix_needs_few_kernels(name: str, tiled: int) -> None:
+    official = matrix("moe_reduce_fused").cases("official")
+    assert len({h_tiled.for_case(case.params, arch(name)) for case in official}) == tiled
+    target = arch(name).language
+    assert len({per_token.specialise(target, case.params["in"], case.params["out"]) for case in official}) == 4
 
 
-@pytest.mark.parametrize(("target", "tiled"), [("c", 8), ("cuda", 16)])
-def test_the_official_matrix_needs_few_kernels(target: str, tiled: int) -> None:
-    assert len({h_tiled.specialise(target, *point) for point in official_points()}) == tiled
-    assert len({per_token.specialise(target, *point[3:]) for point in official_points()}) == 4
+@pytest.mark.parametrize("name", ["cpu", "sm_90", "sm_100", "gfx942"])
+def test_the_tile_divides_the_hidden_axis(name: str) -> None:
+    for source in ("bf16", "fp32"):
+        for hidden in range(256, 8193, 256):
+            for config in (None, "block_h:1024", "block_h:512-ahead:1", "vectors:2", "vectors:1"):
+                spec = h_tiled.specialise(arch(name), 8, hidden, source, "e4m3", config=config)
+                assert hidden % spec.block == 0 and spec.block >= min(256, 4 * 128)
+                assert spec.threads % 32 == 0 or spec.target == "c"
 
 
-def test_the_tile_divides_the_hidden_axis() -> None:
-    for target in ("c", "cuda"):
-        for tokens in (1, 32, 512, 40000):
-            for hidden in range(256, 8193, 256):
-                for config in (None, "block_h:1024", "block_h:512-ahead:1"):
-                    spec = h_tiled.specialise(target, tokens, 8, hidden, "bf16", "e4m3", config)
-                    assert hidden % spec.block == 0 and spec.block >= 256
-    assert h_tiled.choose("cuda", 512, 8, 7168) == (1024, 4)
-    assert h_tiled.choose("cuda", 1, 3, 7168) == (256, 1)
+def test_tiles_are_those_that_were_measured_and_safe_ones_elsewhere() -> None:
+    def cut(name: str, topk: int, hidden: int, source: str, config: str | None = None) -> tuple[int, int, int]:
+        spec = h_tiled.specialise(arch(name), topk, hidden, source, source, config=config)
+        return spec.threads, spec.vectors, spec.ahead
+
+    assert cut("sm_90", 8, 7168, "bf16") == (64, 2, 4) and cut("sm_90", 6, 2560, "bf16") == (64, 1, 3)
+    assert cut("sm_90", 9, 2560, "fp32") == (64, 2, 3) and cut("sm_90", 2, 256, "bf16") == (32, 1, 2)
+    assert cut("sm_90", 7, 7168, "fp16") == (64, 2, 4) and cut("sm_90", 1, 7168, "fp16")[2] == 1
+    assert cut("sm_80", 6, 7168, "bf16") == (128, 1, 2) and cut("sm_80", 9, 2560, "bf16") == (64, 1, 4)
+    assert cut("sm_80", 6, 7168, "bf16", "vectors:2-ahead:1") == (64, 2, 1)
+    given = {h_tiled.specialise(arch("sm_90"), 8, 7168, "bf16", "e4m3", flags).presence for flags in ("101", "000")}
+    assert given == {"101", "000"} and h_tiled.specialise(arch("cpu"), 8, 7168, "bf16", "e4m3").presence == "runtime"
 
 
 def test_configs_are_parsed_strictly() -> None:
     assert options("block_h:512-ahead:1", h_tiled.OPTIONS) == {"block_h": "512", "ahead": "1"}
     assert options(None, h_tiled.OPTIONS) == {}
-    with pytest.raises(ValueError, match="sets 'tile'; known: block_h, ahead"):
+    with pytest.raises(ValueError, match="sets 'tile'; known: block_h, vectors, ahead"):
         options("tile:3", h_tiled.OPTIONS)
-    with pytest.raises(ValueError, match="sets ahead to '3'; known: 1, 4"):
-        options("ahead:3", h_tiled.OPTIONS)
+    with pytest.raises(ValueError, match="sets ahead to '5'; known: 1, 3, 4"):
+        options("ahead:5", h_tiled.OPTIONS)
 
 
 def test_formats_have_the_names_of_case_parameters() -> None:
@@ -462,7 +467,7 @@ def test_cuda_source(kernel: Kernel, source: str, result: str) -> None:
     """Generated without a GPU: 16-byte loads, guaranteed fma, saturating e4m3, 64-bit row offsets, no FTZ."""
     pytest.importorskip("tilelang")
     if kernel is EXACT[0]:
-        program = partial(h_tiled.build, h_tiled.specialise("cuda", 512, 8, 7168, source, result))
+        program = partial(h_tiled.build, h_tiled.specialise(arch("sm_90"), 8, 7168, source, result, "110"))
     else:
         program = partial(per_token.build, per_token.specialise("cuda", source, result))
     text = tilelang_lower.lower(program, arch("sm_90")).source

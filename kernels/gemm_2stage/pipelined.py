@@ -14,44 +14,24 @@ from typing import TYPE_CHECKING, Any
 from conformance import kernel, report_path
 from conformance.arch import Arch
 from conformance.errors import NotSupported
-from conformance.registry import arch as arch_of
 from conformance.route import Lowered, Route
 from kernels import tilelang_build, tilelang_lower
-from kernels.dialect import fp8_of
+from kernels.dialect import arch_here, target_of
 from kernels.gemm_2stage import legacy
 from kernels.gemm_2stage.launching import both, stage1, stage2
 from kernels.gemm_2stage.legacy_template import Spec
-from kernels.gemm_2stage.tiles import SMALL, Tiled, class_of, smaller
+from kernels.gemm_2stage.tiles import Tiled, class_of, class_of_case, tiled
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 NAME, LOOPS = "pipelined", "pipelined/loops"
 _ABOUT = "TileLang, tiles in shared memory, asynchronous copies of the next step, tensor cores"
-# The matrix instruction that TileLang uses, by language and format of the factors, as tables of architectures name it.
-_INSTRUCTIONS = {
-    ("cuda", "bf16"): "bf16 16x8x16 f32", ("cuda", "fp16"): "f16 16x8x16 f32", ("cuda", "int8"): "i8 16x8x32 i32",
-    ("hip", "bf16"): "bf16 16x16x16 f32", ("hip", "fp16"): "f16 16x16x16 f32", ("hip", "int8"): "i8 16x16x32 i32",
-}
 
 
 def choose(arch: Arch, plain: Spec, size: str) -> Spec:
-    """The program that runs on ``arch`` what ``plain`` would: itself where pipelined cannot. size: the tile's class.
-
-    The C target has one tile, since what is run there has reduced sizes.
-    """
-    fp8 = fp8_of(arch) if arch.language == "cuda" else "bits"
-    for name in smaller(size) if arch.language != "c" else (SMALL,):
-        found = Tiled(plain.target, plain.stage, plain.in_dtype, plain.result, plain.how, name, fp8)
-        if arch.language == "c":
-            return found
-        instruction = _INSTRUCTIONS.get((arch.language, found.factor))
-        if instruction is None or not arch.fact(f"mma.{instruction}"):
-            break
-        room = arch.limit("shared_bytes")
-        if room is None or found.shared_bytes <= room:
-            return found
-    return plain
+    """The program that runs on ``arch`` what ``plain`` would: itself where pipelined cannot. size: the tile's class."""
+    return tiled(arch, plain, size, overlapped=True) or plain
 
 
 def path_of(spec: Spec) -> str:
@@ -63,22 +43,18 @@ def path_of(spec: Spec) -> str:
 
 def specs(params: Mapping[str, str], arch: Arch, stages: tuple[int, ...]) -> tuple[Spec, ...]:
     """The programs that a case at official sizes runs, one for each stage."""
-    size = class_of(int(params["bm"]), int(params["tokens"]) * int(params["topk"]), int(params["experts"]))
+    size = class_of_case(params)
     return tuple(choose(arch, plain, size) for plain in legacy.specs(params, arch.language, stages))
 
 
-def _here(device_type: str) -> Arch:
-    return arch_of(tilelang_build.gpu_arch() if device_type == "cuda" else "cpu")
-
-
 def _pick(spec: Spec, block: int, slots: int, experts: int) -> Spec:
-    found = choose(_here("cpu" if spec.target == "c" else "cuda"), spec, class_of(block, slots, experts))
+    found = choose(arch_here(spec.target), spec, class_of(block, slots, experts))
     report_path(path_of(found))
     return found
 
 
 def _prepare(stages: tuple[int, ...], params: Mapping[str, str], device_type: str) -> None:
-    for spec in specs(params, _here(device_type), stages):
+    for spec in specs(params, arch_here(target_of(device_type)), stages):
         tilelang_build.load(str(spec), spec.target, spec.program, wait=False, passes=spec.passes)
 
 

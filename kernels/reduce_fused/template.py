@@ -13,11 +13,11 @@ from kernels.dialect import Dialect
 class Spec:
     """One compiled kernel. Tokens, slots, rows and hidden size stay dynamic.
 
-    source, result: formats of x and out ("fp32", "bf16", "fp16", "e4m3"). span: elements that one thread holds;
-    threads: per block, so that a block covers ``span * threads`` elements of the hidden axis. ahead: slots whose
-    positions, scales and rows are loaded before the first of them is used. presence: "runtime" when the kernel is
-    told at each call which of weights, x_sf and sf are given, else their fixed presence as "101". fp8: how e4m3 is
-    converted, "native" or "bits".
+    source, result: formats of x and out ("fp32", "bf16", "fp16", "e4m3"). span: elements of one vector; threads: per
+    block, each with ``vectors`` of them, so that a block covers ``span * threads * vectors`` elements of the hidden
+    axis. ahead: slots whose positions, scales and rows are loaded before the first of them is used. presence: "runtime"
+    when the kernel is told at each call which of weights, x_sf and sf are given, else their fixed presence as "101".
+    fp8: how e4m3 is converted, "native" or "bits".
     """
 
     kernel: str
@@ -29,6 +29,7 @@ class Spec:
     ahead: int = 1
     presence: str = "runtime"
     fp8: str = "native"
+    vectors: int = 1
 
     @property
     def path(self) -> str:
@@ -41,15 +42,16 @@ class Spec:
 
     @property
     def block(self) -> int:
-        return self.span * self.threads
+        return self.span * self.threads * self.vectors
 
     def given(self, index: int, flag: Any) -> Any:
         """Whether weights (0), x_sf (1) or sf (2) is given: a fixed answer, or the condition on the run-time flag."""
         return flag != 0 if self.presence == "runtime" else self.presence[index] == "1"
 
     def __str__(self) -> str:
-        return (f"{self.kernel}[in:{self.source} out:{self.result} block_h:{self.block} ahead:{self.ahead} "
-                f"flags:{self.presence}{' fp8:bits' if self.path != self.kernel else ''}]")
+        held = f"block_h:{self.block} vectors:{self.vectors} ahead:{self.ahead}"
+        return (f"{self.kernel}[in:{self.source} out:{self.result} {held} flags:{self.presence}"
+                f"{' fp8:bits' if self.path != self.kernel else ''}]")
 
 
 def parameters(spec: Spec) -> Any:
@@ -74,16 +76,17 @@ def parameters(spec: Spec) -> Any:
 
 
 def reduce_chunk(spec: Spec) -> Any:
-    """The macro that computes ``span`` elements of one token: ``(tensors..., token, chunk, topk, flags...)``.
+    """The macro that computes a thread's elements of one token: ``(tensors..., token, chunk, topk, flags...)``.
 
-    Slots are taken in ascending order, in groups of ``ahead``: first every position and weight of the group, then
-    every row and row scale, then the chain of fused multiply-adds. A slot with a negative position is skipped by
-    branch: neither its weight nor any row is read. ``flags`` (weights, x_sf, sf are given) are integers.
+    ``chunk`` is that of its first vector; the others lie ``threads`` chunks apart each. Slots are taken in ascending
+    order, in groups of ``ahead``: first every position and weight of the group, then every row and row scale, then the
+    chain of fused multiply-adds. A slot with a negative position is skipped by branch: neither its weight nor any row
+    is read. ``flags`` (weights, x_sf, sf are given) are integers.
     """
     import tilelang.language as T
 
     dialect = spec.dialect
-    span, ahead = spec.span, spec.ahead
+    span, ahead, vectors, apart = spec.span, spec.ahead, spec.vectors, spec.threads
     raw_dtype = dialect.dtype(spec.source)
 
     @T.macro
@@ -91,15 +94,16 @@ def reduce_chunk(spec: Spec) -> Any:
         weighted = spec.given(0, has_weights)
         scaled = spec.given(1, has_x_sf)
         rescaled = spec.given(2, has_sf)
-        acc = T.alloc_local((span,), "float32")
-        raw = T.alloc_local((ahead, span), raw_dtype)
+        acc = T.alloc_local((vectors, span), "float32")
+        raw = T.alloc_local((ahead, vectors, span), raw_dtype)
         row = T.alloc_local((ahead,), "int32")
         scale = T.alloc_local((ahead,), "float32")
         row_scale = T.alloc_local((ahead,), "float32")
         seen = T.alloc_var("int32")
         seen = 0
-        for i in dialect.vector(span):
-            acc[i] = 0.0
+        for v in T.unroll(vectors):
+            for i in dialect.vector(span):
+                acc[v, i] = 0.0
         for group in T.serial(T.ceildiv(topk, ahead)):
             for g in T.unroll(ahead):
                 row[g] = -1
@@ -111,8 +115,9 @@ def reduce_chunk(spec: Spec) -> Any:
                     scale[g] = weights[token, group * ahead + g]
             for g in T.unroll(ahead):
                 if row[g] >= 0:
-                    for i in dialect.vector(span):
-                        raw[g, i] = x[row[g], chunk, i]
+                    for v in T.unroll(vectors):
+                        for i in dialect.vector(span):
+                            raw[g, v, i] = x[row[g], chunk + v * apart, i]
                     if scaled:
                         row_scale[g] = x_sf[row[g]]
             for g in T.unroll(ahead):
@@ -120,12 +125,15 @@ def reduce_chunk(spec: Spec) -> Any:
                     seen = 1
                     # One fp32 product; a factor that is not given is 1, which changes no bit.
                     scale[g] = scale[g] * row_scale[g]
-                    for i in dialect.lanes(span):
-                        acc[i] = dialect.fma(dialect.widen(spec.source, raw[g, i]), scale[g], acc[i])
+                    for v in T.unroll(vectors):
+                        for i in dialect.lanes(span):
+                            acc[v, i] = dialect.fma(dialect.widen(spec.source, raw[g, v, i]), scale[g], acc[v, i])
         if rescaled and seen != 0:  # a token without valid slots stays +0, also under a negative sf
-            for i in dialect.lanes(span):
-                acc[i] = acc[i] * sf[0]
-        for i in dialect.vector(span):
-            out[token, chunk, i] = dialect.narrow(spec.result, acc[i])
+            for v in T.unroll(vectors):
+                for i in dialect.lanes(span):
+                    acc[v, i] = acc[v, i] * sf[0]
+        for v in T.unroll(vectors):
+            for i in dialect.vector(span):
+                out[token, chunk + v * apart, i] = dialect.narrow(spec.result, acc[v, i])
 
     return macro

@@ -20,9 +20,11 @@ _SHARE = "if spec.stage == 2:\n                                sums[0] = sums[0]
 
 
 def _sources(name: str, *edits: Edit, module: str = "legacy_template") -> dict[str, Source]:
-    """The kernels; their programs are labelled by the mutant's name, since a label stands for one program."""
+    """The kernels; their programs are labelled by the mutant's name, since a label stands for one program, and are
+    those in loops on GPUs, too."""
     label = ('return f"legacy{self.stage}[', f'return f"{name}{{self.stage}}[')
-    return sources("tl", name, {"legacy_template": (label,)} | (
+    loops = ('"loops" if arch.language == "c" else "tiles"', '"loops"')
+    return sources("tl", name, {"legacy": (loops,), "legacy_template": (label,)} | (
         {module: edits} if module != "legacy_template" else {module: (label, *edits)}))
 
 

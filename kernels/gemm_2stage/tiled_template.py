@@ -1,8 +1,9 @@
-"""The TileLang program of `pipelined`: tiles in shared memory, a software pipeline of two stages, tensor cores.
+"""The TileLang program with tiles in shared memory and tensor cores: in a software pipeline of two stages for
+`pipelined`, one step after the other for `legacy`.
 
 A thread block holds a tile of sorted rows times one of output channels. The rows of x are gathered by packed id and
-the preshuffled weights read in the order in which they lie in memory, by asynchronous copies of 16 bytes that fill
-step k + 1 while step k is multiplied. Padding rows, channels past the last tile and the rest of the last step are
+the preshuffled weights read in the order in which they lie in memory. In the pipeline, asynchronous copies of 16 bytes
+fill step k + 1 while step k is multiplied. Padding rows, channels past the last tile and the rest of the last step are
 zeros in shared memory: none of them is read from, and nothing is written for them.
 
 Tensor cores multiply bf16, fp16 or int8. e4m3 is widened to fp16 and 4-bit weights to int8 or bf16 in shared memory,
@@ -193,9 +194,9 @@ def build(spec: Tiled) -> Any:
                 add_group(held.part[h], held.scales[h], held.acc[h])
 
     @T.prim_func
-    def pipelined(ids: of.ids, block_experts: of.block_experts, shares: of.shares, valid: of.valid, x: of.x, w: of.w,
-                  scale_x: of.scale_x, scale_w: of.scale_w, out: of.out, tokens: T.int32, topk: T.int32,
-                  block: T.int32, slot_major: T.int32, has_scale_x: T.int32, has_scale_w: T.int32, doweight: T.int32):
+    def tiled(ids: of.ids, block_experts: of.block_experts, shares: of.shares, valid: of.valid, x: of.x, w: of.w,
+              scale_x: of.scale_x, scale_w: of.scale_w, out: of.out, tokens: T.int32, topk: T.int32, block: T.int32,
+              slot_major: T.int32, has_scale_x: T.int32, has_scale_w: T.int32, doweight: T.int32):
         with dialect.launch(of.blocks * (block // rows), T.ceildiv(of.channels, channels), threads=threads) as (at, n):
             held = buffers()
             wide = T.alloc_local((2,), "float32")
@@ -204,11 +205,11 @@ def build(spec: Tiled) -> Any:
                 expert = block_experts[T.truncdiv(at * rows, block)]
                 read_routes(held, ids, scale_x, at * rows, tokens, topk, slot_major, has_scale_x)
                 prepare(held, shares, scale_w, expert, at, n, has_scale_w, doweight)
-                for step in dialect.pipelined(T.ceildiv(of.chunks, steps)):
+                for step in dialect.steps(T.ceildiv(of.chunks, steps), spec.overlapped):
                     for _ in T.serial(1):  # one statement of the pipeline, whose copies are waited for together
                         fetch(held, x, w, scale_w, expert, n, step)
                     for _ in T.serial(1):
                         multiply(held)
                 finish(held, out, n, wide)
 
-    return pipelined
+    return tiled
