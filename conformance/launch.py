@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from conformance.case import Case
 from conformance.errors import NotSupported, unknown_name
 from conformance.formats import bits
 from conformance.guards import Buffers
@@ -21,6 +22,7 @@ from conformance.operator import ONLY, Call, Operator, Shared, by_name
 from conformance.restore import torch_settings_kept
 
 REPEATS = 25
+AGAIN = "again_"
 
 
 class KernelRaised(Exception):
@@ -144,11 +146,17 @@ def _side_stream(launcher: Launcher) -> Iterator[Launched]:
     yield launcher.once("on the default stream afterwards", 1)
 
 
+def other_draw(case: Case) -> Case:
+    """The same case with other values: same shapes, another seed. What it has as ``again_routing`` is the routing of
+    this draw, and so with every parameter: other slots are valid then, more or fewer of them."""
+    params = {key: value for key, value in case.params.items() if not key.startswith(AGAIN)}
+    changes = {key.removeprefix(AGAIN): value for key, value in case.params.items() if key.startswith(AGAIN)}
+    return Case(case.operator, {**params, **changes, "draw": "2"}, case.family, case.tiers)
+
+
 def _other_draw(launcher: Launcher) -> Call:
-    """The same case with other values: same shapes, another seed."""
-    case = launcher.call.case
-    again = type(case)(case.operator, {**case.params, "draw": "2"}, case.family, case.tiers)
-    return launcher.operator.inputs(again, launcher.sizes, launcher.device, launcher.shared)
+    case = other_draw(launcher.call.case)
+    return launcher.operator.inputs(case, launcher.sizes, launcher.device, launcher.shared)
 
 
 def _refill(static: Mapping[str, Any], call: Call) -> None:

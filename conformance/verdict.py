@@ -15,7 +15,7 @@ from torch import Tensor
 
 from conformance.formats import bits
 from conformance.kernel import LEVELS
-from conformance.measurement import Tally, measured
+from conformance.measurement import Tally, measured, nan_disagrees
 from conformance.operator import Call, Output, Reference
 
 
@@ -68,10 +68,9 @@ def judge(result: Tensor, call: Call, reference: Reference, promise: str, fracti
         return _exactly(result, reference)
     if torch.equal(bits(result), bits(golden)):
         return Verdict("bit-exact", budget_fraction=fraction_if_exact)
-    nan = result.float().isnan()
-    if bool((wrong := nan != golden.float().isnan()).any()):
+    if (wrong := nan_disagrees(result, reference)) is not None:
         return _failure("nan-map", "are NaN on one side only", wrong, result, golden, Verdict(None))
-    differs = (bits(result) != bits(golden)) & ~nan
+    differs = (bits(result) != bits(golden)) & ~(result.float().isnan() & golden.float().isnan())
     tally = measured(result, reference)
     level = _level(tally, differs)
     figures = Verdict(level, budget_fraction=tally.fraction, max_error=tally.error)
