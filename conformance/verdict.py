@@ -68,8 +68,8 @@ def judge(result: Tensor, call: Call, reference: Reference, promise: str, fracti
         return _exactly(result, reference)
     if torch.equal(bits(result), bits(golden)):
         return Verdict("bit-exact", budget_fraction=fraction_if_exact)
-    if (wrong := nan_disagrees(result, reference)) is not None:
-        return _failure("nan-map", "are NaN on one side only", wrong, result, golden, Verdict(None))
+    if (disagree := nan_disagrees(result, reference)) is not None:
+        return _failure("nan-map", "are NaN on one side only", disagree, result, golden, Verdict(None))
     differs = (bits(result) != bits(golden)) & ~(result.float().isnan() & golden.float().isnan())
     tally = measured(result, reference)
     level = _level(tally, differs)
