@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from conformance.formats import bits
+from conformance.guards import memory_lost
 from conformance.kernel import LEVELS
 from conformance.measurement import Tally, measured, nan_disagrees
 from conformance.operator import Call, Output, Reference
@@ -51,6 +52,8 @@ def check_form(result: Any, form: Output, device: torch.device, in_place: bool =
         return f"shape is {tuple(result.shape)}, {form.shape} is required"
     if result.device != device:
         return f"device is {result.device}, {device} is required"
+    if (lost := memory_lost(result)) is not None:
+        return lost
     if result.numel() and not in_place and not result.is_contiguous():
         return f"strides are {result.stride()}, a contiguous result is required"
     return None

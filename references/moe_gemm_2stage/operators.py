@@ -25,7 +25,7 @@ _POLICIES = {
     "rounding": "f16 to nearest even, to infinity beyond its range, never to its largest number; bf16 to nearest, ties "
     "either way.",
     "overflow of sums": "where every order and width of a sum leaves f16's range, infinity. Where only some do, with a "
-    "term or a partial sum, that infinity, NaN where both may be met, or the sum itself: who adds in fp32 is right too.",
+    "term or a partial sum, that infinity, NaN where both may be met, or the sum itself, as of who adds in fp32.",
     "fp8": "e4m3 as the operands' dtype says, OCP or FNUZ; re-quantisation saturates.",
     "order": "of sums within a row any; of slots in atomic mode any, each addition rounded to the output's format.",
 }
