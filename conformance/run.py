@@ -253,7 +253,7 @@ class Run:
 def _error(error: BaseException, case: Case, kernel: Kernel, settings: Settings) -> Result:
     """The result for an exception that the judge let through: the kernel's when its module is in the traceback."""
     modules = [frame.f_globals.get("__name__") for frame, _ in traceback.walk_tb(error.__traceback__)]
-    kind = "exception" if kernel.module in modules else "suite"
+    kind = "exception" if {*kernel.modules} & {*modules} else "suite"
     where = "" if kind == "exception" else "in the suite itself, "
     message = f"{case.id} on {kernel.name}: {where}raised {spelled_out(error)}"
     return blank_result(case, kernel, settings, "error", kind=kind, message=message, trace=trace_of(error, 6))
