@@ -33,9 +33,6 @@ def torch_device(settings: Settings) -> torch.device:
 _HARMLESS = frozenset({"nan-map", "inf-map", "exact", "bits", "budget", "published", "poison", "repeat"})
 
 
-_SMALL = 1 << 28  # bytes of inputs that are looked at under both poisons; of larger ones that takes too long
-
-
 class Judge:
     """Judges cases one after another; keeps what the cases of one group share, and the last case's reference."""
 
@@ -118,8 +115,7 @@ class Judge:
         call = contract.inputs(case, self.settings.sizes, device, self.shared)
         call.set_poison(0)
         tensors = {name: value for name, value in call.arguments.items() if isinstance(value, Tensor)}
-        small = sum(value.nbytes for value in tensors.values()) <= _SMALL
-        other_sums = self._checksums(tensors, 0) if small else {}
+        other_sums = self._checksums(tensors, 0)
         call.set_poison(1)
         joint = Joint.of(call, contract.reference(call, self.shared))
         subject = Subject(joint, self._checksums(tensors, 1), golden_sums(joint.references), other_sums)
