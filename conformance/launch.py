@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from conformance.case import Case
+from conformance.case import other_draw
 from conformance.errors import NotSupported, unknown_name
 from conformance.formats import bits
 from conformance.guards import Buffers, Storages, memory_lost
@@ -23,7 +23,6 @@ from conformance.operator import ONLY, Call, Operator, Shared, by_name
 from conformance.restore import torch_settings_kept
 
 REPEATS = 25
-AGAIN = "again_"
 
 
 class KernelRaised(Exception):
@@ -167,17 +166,9 @@ def _side_stream(launcher: Launcher) -> Iterator[Launched]:
     yield launcher.once("on the default stream afterwards", 1)
 
 
-def other_draw(case: Case) -> Case:
-    """The same case with other values: same shapes, another seed. What it has as ``again_routing`` is the routing of
-    this draw, and so with every parameter: other slots are valid then, more or fewer of them."""
-    params = {key: value for key, value in case.params.items() if not key.startswith(AGAIN)}
-    changes = {key.removeprefix(AGAIN): value for key, value in case.params.items() if key.startswith(AGAIN)}
-    return Case(case.operator, {**params, **changes, "draw": "2"}, case.family, case.tiers)
-
-
 def _other_draw(launcher: Launcher) -> Call:
-    case = other_draw(launcher.call.case)
-    return launcher.operator.inputs(case, launcher.sizes, launcher.device, launcher.shared)
+    """The same case with other values: same shapes, another seed."""
+    return launcher.operator.inputs(other_draw(launcher.call.case), launcher.sizes, launcher.device, launcher.shared)
 
 
 def _refill(static: Mapping[str, Any], call: Call) -> None:

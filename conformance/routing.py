@@ -140,6 +140,7 @@ PATTERNS: dict[str, Callable[[int, int, int, torch.device], Tensor]] = {
     "padding": _with_padding,
     "some_empty": _some_empty,
     "none": _none,
+    "no_rows": _none,
     "single": _single,
     "ragged": _ragged,
     "duplicates": _duplicates,
@@ -157,7 +158,9 @@ def pattern(name: str, tokens: int, topk: int, seed: int, device: torch.device) 
     if name not in PATTERNS:
         raise unknown_name("routing pattern", name, PATTERNS)
     positions = PATTERNS[name](tokens, topk, seed, device)
-    if name == "sparse":
+    if name == "no_rows":
+        rows = 0
+    elif name == "sparse":
         positions, rows = positions.clamp(min=-1), SPARSE_ROWS
     elif name == "complete":
         rows = tokens * topk

@@ -15,9 +15,8 @@ from gemm_calls import CPU, OPERATORS, per_expert, prepared, result, verdict
 from torch import Tensor
 
 from conformance import Kernel
-from conformance.case import Case
+from conformance.case import Case, other_draw
 from conformance.judge import Judge
-from conformance.launch import other_draw
 from conformance.operator import (
     MINUS_INFINITY,
     NOT_A_NUMBER,
@@ -216,9 +215,9 @@ def test_the_other_mask_has_as_many_experts_and_not_the_same(name: str) -> None:
 @pytest.mark.parametrize("count", [16, 32, 64])
 def test_slots_past_a_limit_count(name: str, count: int) -> None:
     cases = family(name, "F11-many-slots")
-    assert {case.number("topk") for case in cases} == {17, 24, 31, 32, 33, 64, 65, 127}
+    assert {case.number("topk") for case in cases} == {17, 33, 65, 127}
     for case in cases:
-        if case.number("topk") > count + 8 and case.params["mode"] == "atomic":
+        if case.number("topk") > count and case.params["mode"] == "atomic":
             assert changed(case, at_most(count)) is not None, case.id
 
 

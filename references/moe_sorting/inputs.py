@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from conformance.case import Case
+from conformance.case import Case, data_seed
 from conformance.errors import ConformanceError, unknown_name
 from conformance.generate import integers, uniform
 from conformance.layouts import GAP, place
@@ -57,8 +57,7 @@ def inputs(case: Case, sizes: str, device: torch.device, shared: Shared) -> Call
                                  ("data", DATA, "real"), ("out", tuple(BUFFERS), "bf16")):
         if case.get(name, default) not in known:
             raise unknown_name(f"value of {name} in case {case.id}:", case.get(name), known)
-    kept = {key: value for key, value in case.params.items() if key not in ("hidden", "out", "launch", "model")}
-    seed = Case(case.operator, kept, case.family).seed & 0x7FFFFFFF
+    seed = data_seed(case, ("hidden", "out", "launch", "model"))
     drawn, served, state = shared.get(("routes", seed, sizes), lambda: _draw(case, sizes, device, seed))
     arguments: Arguments = dict.fromkeys(ARGUMENTS) | drawn
     arguments |= {"experts": case.number("experts"), "block": case.number("block"), "hidden": _hidden(case, sizes),
