@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from conformance.errors import ConformanceError
 
 _PAIR = re.compile(r"(?P<key>[a-z0-9_]+):(?P<value>[^-/:\s]+)")
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
+AGAIN = "again_"  # before a parameter's name: its value in the case's other draw
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,3 +77,18 @@ def parse_case(text: str) -> Case:
     if len(params) != len(pairs):
         raise ConformanceError(f"malformed case id {text!r}: a parameter stands twice")
     return Case(operator, params, family)
+
+
+def data_seed(case: Case, no_data: Collection[str]) -> int:
+    """The seed of a case without the parameters ``no_data``, nor those of its other draw: cases that differ in nothing
+    else have the same data."""
+    kept = {key: value for key, value in case.params.items() if key not in no_data and not key.startswith(AGAIN)}
+    return Case(case.operator, kept, case.family).seed & 0x7FFFFFFF
+
+
+def other_draw(case: Case) -> Case:
+    """The same case with other values: same shapes, another seed. What it has as ``again_routing`` is the routing of
+    this draw, and so with every parameter: other slots are valid then, more or fewer of them."""
+    params = {key: value for key, value in case.params.items() if not key.startswith(AGAIN)}
+    changes = {key.removeprefix(AGAIN): value for key, value in case.params.items() if key.startswith(AGAIN)}
+    return Case(case.operator, {**params, **changes, "draw": "2"}, case.family, case.tiers)

@@ -58,6 +58,23 @@ def _small_addends(x: Tensor, positions: Tensor, seed: int) -> None:
     x[first[first >= 0].long()] = 1.0
 
 
+def _high(x: Tensor, positions: Tensor, seed: int) -> None:
+    """Numbers near the end of x's format, of fp32 and bf16 up to 2**125: for scales that are as small."""
+    fill_rows(x, "real", seed)
+    x *= 2.0 ** (-_minimum_exponent(x) - 6)
+
+
+def _low(x: Tensor, positions: Tensor, seed: int) -> None:
+    """Numbers of a few times the smallest normal one, of fp32 and bf16 around 2**-111: for scales that are as large."""
+    fill_rows(x, "real", seed)
+    x *= 2.0 ** (_minimum_exponent(x) * 7 // 8)
+
+
+def _minimum_exponent(x: Tensor) -> int:
+    own = format_of(x.dtype)
+    return own.minimum_exponent if own is not None else -126
+
+
 def _zeros(x: Tensor, positions: Tensor, seed: int) -> None:
     x.zero_()
 
@@ -114,8 +131,7 @@ def _codes(x: Tensor, positions: Tensor, seed: int) -> None:
 def _tiny(x: Tensor, positions: Tensor, seed: int) -> None:
     """Values whose sums are subnormal in the output or in x's own format."""
     fill_rows(x, "real", seed)
-    own = format_of(x.dtype)
-    exponent = own.minimum_exponent if own is not None else -126
+    exponent = _minimum_exponent(x)
     x[:, ::2] *= 2.0**-11  # below e4m3's smallest normal, 2**-6
     x[:, 1::4] *= 2.0 ** (exponent // 2)
     x[:, 1::4] *= 2.0 ** (exponent - exponent // 2)
@@ -128,6 +144,8 @@ PATTERNS: dict[str, Callable[[Tensor, Tensor, int], None]] = {
     "coded": _coded,
     "cancel": _cancel,
     "small_addends": _small_addends,
+    "high": _high,
+    "low": _low,
     "zeros": _zeros,
     "negative_zeros": _negative_zeros,
     "nonfinite": _nonfinite,

@@ -100,6 +100,8 @@ def right(x: Tensor, token_topk_to_pos: Tensor, topk_weights: Tensor | None, x_s
           dtype: torch.dtype) -> Tensor:
     """A right result by other means than the golden's: every term in fp64, one rounding to fp32, then the cast."""
     padding = token_topk_to_pos < 0
+    if len(x) == 0:  # every slot is padding
+        return torch.zeros((len(padding), x.shape[1]), dtype=dtype)
     rows = token_topk_to_pos.clamp(min=0).long()
     terms = x[rows].double()
     for factor in (topk_weights, None if x_sf is None else x_sf[rows]):

@@ -119,7 +119,7 @@ def test_positions_are_a_bijection_grouped_by_expert(ranks: int) -> None:
 
 
 ROWS = {"complete": lambda slots: slots, "duplicates": lambda slots: max(3, slots // 4 + 1),
-        "sparse": lambda slots: SPARSE_ROWS}
+        "sparse": lambda slots: SPARSE_ROWS, "no_rows": lambda slots: 0}
 
 
 @pytest.mark.parametrize("name", list(PATTERNS))
@@ -142,7 +142,7 @@ def test_row_0_and_the_last_row_are_never_referenced(name: str, tokens: int, top
     assert bool(((referenced >= 1) & (referenced <= rows - 2)).all())
 
 
-@pytest.mark.parametrize("name", sorted(set(PATTERNS) - {"duplicates", "none", "same"}))
+@pytest.mark.parametrize("name", sorted(set(PATTERNS) - {"duplicates", "none", "no_rows", "same"}))
 def test_no_row_is_referenced_twice(name: str) -> None:
     positions, _ = pattern(name, 61, 9, 12, CPU)
     valid = positions[positions >= 0].tolist()
@@ -151,7 +151,7 @@ def test_no_row_is_referenced_twice(name: str) -> None:
 
 def test_only_the_padding_patterns_have_padding() -> None:
     with_padding = {name for name in PATTERNS if bool((pattern(name, 61, 9, 12, CPU)[0] < 0).any())}
-    assert with_padding == {"padding", "some_empty", "none", "single", "ragged", "duplicates", "sparse"}
+    assert with_padding == {"padding", "some_empty", "none", "no_rows", "single", "ragged", "duplicates", "sparse"}
 
 
 def test_shuffled_is_a_permutation_in_no_order() -> None:

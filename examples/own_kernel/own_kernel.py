@@ -8,6 +8,8 @@ from conformance import kernel
 @kernel("moe_reduce_fused", promise="within-budget", about="example: gather, scale, sum")
 def my_reduce(x, token_topk_to_pos, *, topk_weights=None, x_sf=None, sf=None, out):
     """Fill ``out`` [T, H] with the sum over slots of x[position] * weight * x_sf[position], times sf."""
+    if len(x) == 0:  # then every slot is padding
+        return out.zero_()
     padding, rows = token_topk_to_pos < 0, token_topk_to_pos.clamp(min=0).long()
     terms = x[rows].float()  # [T, K, H]
     for factor in (topk_weights, None if x_sf is None else x_sf[rows]):

@@ -49,7 +49,9 @@ OPERATOR = Operator(
         "PyTorch reference gives NaN (0x7f) under torch 2.11 and saturates in newer ones. Clamped explicitly here.",
         "NaN": "stays NaN; compared by position, not by payload or sign.",
         "zero": "a token with only padding slots is +0 (where sf is negative, -0 is accepted from kernels that do not "
-        "promise bit-exactness). Elsewhere the sign of a zero counts for bit-exactness only.",
+        "promise bit-exactness, and NaN where sf is NaN or infinite: upstream multiplies its accumulator, 0, by sf for "
+        "every token). Elsewhere the sign of a zero counts for bit-exactness only.",
+        "subnormal numbers": "count, in x, weights, scales and sf: none is flushed to 0.",
         "padding slot": "adds nothing, by selection: rows, scales and weights of a padding slot may hold NaN. A weight "
         "or scale of 0 is no padding: 0 times NaN or infinity is NaN.",
         "order": "slots ascending; another order may promise 'within-budget'. On exact data every order must agree.",

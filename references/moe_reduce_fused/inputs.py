@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from conformance import routing, values
-from conformance.case import Case
+from conformance.case import Case, data_seed
 from conformance.errors import ConformanceError
 from conformance.formats import FORMATS
 from conformance.generate import integers, normal, uniform
@@ -21,9 +21,13 @@ from references.moe_reduce_fused.contract import SOURCES, output
 
 _WIDE = {"fp32": 40, "bf16": 40, "fp16": 8}  # exponents that rows and their scales are moved apart by
 _PLAIN = ("codes", "small_addends", "overflow")  # data whose scales are all 1
-_SPECIAL_SF = {"zero": 0.0, "negative": -1.5, "tiny": 2.0**-120, "huge": 2.0**90, "nan": math.nan}
+_SPECIAL_SF = {"zero": 0.0, "negative": -1.5, "tiny": 2.0**-120, "subnormal": 1.5 * 2.0**-127, "huge": 2.0**90,
+               "greatest": -1.75 * 2.0**110, "infinite": math.inf, "nan": math.nan}
+_SCALES = ("usual", "subnormal")  # of weights and x_sf
 _REDUCED_SEND, _REDUCED_TOKENS = 8, 61  # tokens in the tens, and no multiple of 32
 _CHANGING_ROWS = 1024
+_NO_DATA = ("weights", "out", "xsf", "launch", "poison", "model", "sf", "scales")  # change neither x nor positions
+_SUBNORMAL = 2.0**-130  # takes scales up to 8 below fp32's normal range
 _POISON = (float("nan"), 30000.0)  # one that spreads and one that is finite in every input format
 
 
@@ -88,8 +92,7 @@ def inputs(case: Case, sizes: str, device: torch.device, shared: Shared) -> Call
     data, layout = case.get("data", "real"), case.get("layout", "contiguous")
     regime = "exact" if data in values.EXACT else "real"
     all_strided = layout == "strided_all"
-    skip = ("weights", "out", "xsf", "launch", "poison", "model", "sf")
-    seed = Case(case.operator, {k: v for k, v in case.params.items() if k not in skip}, case.family).seed & 0x7FFFFFFF
+    seed = data_seed(case, _NO_DATA)
 
     def placed(value: Tensor) -> Tensor:
         return place(tuple(value.shape), value.dtype, device, "strided" if all_strided else "contiguous").copy_(value)
@@ -99,6 +102,9 @@ def inputs(case: Case, sizes: str, device: torch.device, shared: Shared) -> Call
         return placed(positions), rows
 
     positions, rows = shared.get(("routing", seed, sizes), build_routing)
+    if (scales := case.get("scales", "usual")) not in _SCALES:
+        raise ConformanceError(f"case {case.id}: scales:{scales} is none of {', '.join(_SCALES)}")
+    small = scales == "subnormal"
     wide = integers((rows,), -_WIDE[source], _WIDE[source] + 1, seed + 7, device) if data == "wide" else None
 
     def build_x() -> Tensor:
@@ -116,26 +122,32 @@ def inputs(case: Case, sizes: str, device: torch.device, shared: Shared) -> Call
 
     def build_weights() -> Tensor:
         weights = _weights(data, _scales(regime, tuple(positions.shape), seed + 2, device, signed=False))
+        if small and case.get("xsf") == "yes":  # a product of both that is subnormal would be rounded coarsely
+            weights = torch.exp2(integers(tuple(positions.shape), 0, 3, seed + 2, device).float())
+        elif small:
+            weights *= _SUBNORMAL
         if wide is not None and case.get("xsf") != "yes":
             weights *= torch.exp2(wide.float())[positions.clamp(min=0).long()]
         return placed(weights)
 
     def build_x_sf() -> Tensor:
         x_sf = _row_scales(data, _scales(regime, (rows,), seed + 3, device, signed=True))
+        if small:
+            x_sf *= _SUBNORMAL
         if wide is not None:
             x_sf *= torch.exp2(wide.float())
         return placed(x_sf[:, None])[:, 0] if all_strided else placed(x_sf)
 
     if case.get("weights") == "yes":
-        key = ("weights", seed, sizes, case.get("poison"), wide is not None and case.get("xsf"))
+        key = ("weights", seed, sizes, case.get("poison"), scales, (wide is not None or small) and case.get("xsf"))
         arguments["topk_weights"] = shared.get(key, build_weights)
     if case.get("xsf") == "yes":
-        arguments["x_sf"] = shared.get(("x_sf", seed, sizes), build_x_sf)
+        arguments["x_sf"] = shared.get(("x_sf", seed, sizes, scales), build_x_sf)
     if target == "e4m3" and case.get("sf", "given") != "none":
         arguments["sf"] = placed(_output_scale(case, regime, seed, device))
     sf, padding = arguments["sf"], positions < 0
     form = replace(output(arguments, FORMATS[target].dtype), gap=GAP if all_strided else 0)
-    empty = padding.all(dim=1) if sf is None or float(sf) > 0 else None
+    empty = padding.all(dim=1) if sf is None or 0 < float(sf) < math.inf else None
     poison = _poison(arguments, unused, padding if case.get("poison") == "weights" else None, shared.get(
         ("poison", seed, sizes), dict[int, int]))
     return Call(case, arguments, form, poison, regime, empty)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from conformance.arithmetic import fma
 from conformance.formats import cast
-from conformance.operator import Arguments, Call, OracleRows, Reference, Shared
+from conformance.operator import NOT_A_NUMBER, Arguments, Call, OracleRows, Reference, Shared
 from references.moe_reduce_fused.contract import validate
 
 _U, _SMALLEST = 2.0**-24, 2.0**-149  # unit roundoff and smallest subnormal of fp32
@@ -162,24 +162,30 @@ def oracle(arguments: Arguments, chunks: Sequence[_Chunk] | None = None) -> Iter
         yield OracleRows(chunk.start, chunk.stop, total, error)
 
 
-def _scaled(rows: OracleRows, sf: Tensor | None) -> OracleRows:
-    """The rows times sf, exactly in value and upwards in error."""
+def _scaled(rows: OracleRows, sf: Tensor | None, empty: Tensor) -> OracleRows:
+    """The rows times sf, exactly in value and upwards in error. ``empty`` [n, 1]: tokens with padding slots only. These
+    are 0, and where 0 times sf is NaN they may be that as well."""
     if sf is None:
         return rows
     factor, least = sf.abs() * (1 + 2.0**-20), torch.full_like(sf, _SMALLEST)
-    return OracleRows(rows.start, rows.stop, rows.value * sf.double(), torch.addcmul(least, rows.error, factor))
+    value, error = rows.value * sf.double(), torch.addcmul(least, rows.error, factor)
+    if bool(sf.isfinite()):
+        return OracleRows(rows.start, rows.stop, value, error)
+    also = (empty * NOT_A_NUMBER).to(torch.uint8).expand(value.shape)
+    return OracleRows(rows.start, rows.stop, value.masked_fill_(empty, 0.0), error.masked_fill_(empty, 0.0), also)
 
 
 def reference(call: Call, shared: Shared) -> Reference:
     """Golden and oracle of a call. Cases that differ only in the output share the accumulator and the
     oracle before sf."""
     case, arguments = call.case, call.arguments
-    key = case.get("weights"), case.get("xsf")
+    key = case.get("weights"), case.get("xsf"), case.get("scales")
     chunks = shared.get("chunks", lambda: _chunks(arguments))
     acc = shared.latest("acc", key, lambda: accumulate(arguments, chunks))
 
     def rows() -> Iterator[OracleRows]:
         unscaled = shared.latest("oracle", key, lambda: list(oracle(arguments, chunks)))
-        return (_scaled(part, arguments["sf"]) for part in unscaled)
+        return (_scaled(part, arguments["sf"], chunk.valid[:, None] == 0)
+                for part, chunk in zip(unscaled, chunks, strict=True))
 
     return Reference(finish(acc, arguments, call.output.dtype), rows)

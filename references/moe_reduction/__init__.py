@@ -53,8 +53,9 @@ OPERATOR = Operator(
         "masked slot": "adds nothing, by selection: its row may hold NaN or infinity, because nothing wrote it. "
         "Multiplying by a mask of 0 is wrong.",
         "mask values": "0 masks; every other value, negative ones and multiples of 256 too, does not.",
-        "expert ids": "an id outside [0, E) makes its slot invalid. FlyDSL's kernels of both snapshots leave that "
-        "undefined and read expert_mask there.",
+        "expert ids": "an id outside [0, E), every negative one and every one from E on, makes its slot invalid: none "
+        "counts from the end, none wraps. FlyDSL's kernels of both snapshots leave that undefined and read expert_mask "
+        "there.",
         "zero": "a token with only invalid slots is +0. Elsewhere the sign of a zero counts for bit-exactness only.",
         "rounding": "to nearest even in every output format; fp16 and bf16 overflow to infinity. A kernel that "
         "rounds bf16 half away from zero stays within the budget on real data and fails on exact data.",

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from conformance import routing, values
-from conformance.case import Case
+from conformance.case import Case, data_seed
 from conformance.errors import ConformanceError
 from conformance.formats import FORMATS
 from conformance.generate import integers
@@ -20,8 +20,7 @@ from references.moe_reduction.contract import MASKS, SOURCES, output, valid_slot
 _WIDE = {"fp32": 40, "bf16": 40, "fp16": 8}  # exponents that the rows of one token are moved apart by
 _REDUCED_TOKENS = 61  # in the tens, and no multiple of 32
 _POISON = (float("nan"), 30000.0)  # one that spreads and one that is finite in every format
-_OUTSIDE = (-1, -(1 << 31), (1 << 31) - 1)  # ids of masked slots that are no index; and E, the first past the end
-_NONZERO = {torch.uint8: (1, 2, 128, 255), torch.int32: (1, 2, 256, 1 << 16, -1, -(1 << 31))}  # all of them "valid"
+_OUTSIDE = (-1, -2, -3, -(1 << 31), (1 << 31) - 1)  # ids of masked slots that are no index
 
 
 def tokens_expected(case: Case, sizes: str) -> int:
@@ -49,8 +48,7 @@ def inputs(case: Case, sizes: str, device: torch.device, shared: Shared) -> Call
     tokens, topk, hidden = tokens_expected(case, sizes), case.number("topk"), case.number("hidden")
     data, layout = case.get("data", "real"), case.get("layout", "contiguous")
     all_strided = layout == "strided_all"
-    skip = ("mask", "ids", "values", "launch", "model")
-    seed = Case(case.operator, {k: v for k, v in case.params.items() if k not in skip}, case.family).seed & 0x7FFFFFFF
+    seed = data_seed(case, ("mask", "ids", "values", "launch", "model"))
     masked = mask != "none"
     pattern = case.get("routing", "padding") if masked else "complete"  # "complete": every slot is valid
 
@@ -66,12 +64,12 @@ def inputs(case: Case, sizes: str, device: torch.device, shared: Shared) -> Call
         return place(tuple(value.shape), value.dtype, device, "strided" if all_strided else "contiguous").copy_(value)
 
     arguments: Arguments = {"part": part, "valid_mask": None, "topk_ids": None, "expert_mask": None}
-    plain = case.get("values", "one") == "one"
+    kind = case.get("values", "one")
     if mask == "valid":
-        arguments["valid_mask"] = placed(_true_values(valid, torch.uint8, plain, seed))
+        arguments["valid_mask"] = placed(routing.as_mask(valid, torch.uint8, kind, seed + 5))
     elif mask == "expert":
         ids, local = _experts(valid, case.get("ids", "inside"), seed)
-        known = _true_values(local, torch.int32, plain, seed)
+        known = routing.as_mask(local, torch.int32, kind, seed + 5)
         arguments["topk_ids"] = placed(ids)
         arguments["expert_mask"] = placed(known[:, None])[:, 0] if all_strided else placed(known)
     found = valid_slots(arguments)
@@ -100,21 +98,18 @@ def _rows(source: str, data: str, slots: Tensor, hidden: int, layout: str, seed:
     return part if flat is part else part.copy_(flat)
 
 
-def _true_values(valid: Tensor, dtype: torch.dtype, plain: bool, seed: int) -> Tensor:
-    """0 where invalid; elsewhere 1, or one of the values that are as true as 1 and not equal to it."""
-    if plain:
-        return valid.to(dtype)
-    known = torch.tensor(_NONZERO[dtype], dtype=dtype, device=valid.device)
-    return torch.where(valid, known[integers(tuple(valid.shape), 0, len(known), seed + 5, valid.device)], 0)
-
-
 def _experts(valid: Tensor, kind: str, seed: int) -> tuple[Tensor, Tensor]:
     """(topk_ids int32 [T, k], which experts are local, bool [E]) whose gather gives ``valid``.
 
     ``kind``: "inside", distinct local experts for valid slots and distinct others for invalid ones, the last expert
-    local; "outside", ids of invalid slots lie outside [0, E); "same", all valid slots of a token take one expert.
+    local; "outside", ids of invalid slots lie outside [0, E), half of them where counting from the end, or modulo E,
+    leads to a local expert; "same", all valid slots of a token take one expert; "one", E is 1, its expert local, and
+    invalid slots have ids outside.
     """
     (tokens, topk), device = valid.shape, valid.device
+    if kind == "one":
+        local = torch.ones(1, dtype=torch.bool, device=device)
+        return torch.where(valid, 0, _outside(valid.shape, local, seed)).to(torch.int32), local
     half = topk + 3
     local = torch.zeros(2 * half, dtype=torch.bool, device=device)
     order = torch.argsort(integers((2 * half - 1,), 0, 1 << 24, seed + 11, device), stable=True)
@@ -124,11 +119,19 @@ def _experts(valid: Tensor, kind: str, seed: int) -> tuple[Tensor, Tensor]:
     pick = (torch.arange(topk, device=device) * (kind != "same") + shift) % half
     ids = torch.where(valid, local.nonzero().flatten()[pick], (~local).nonzero().flatten()[pick])
     if kind == "outside":
-        outside = torch.tensor((*_OUTSIDE, len(local)), device=device)
-        ids = torch.where(valid, ids, outside[integers((tokens, topk), 0, len(outside), seed + 13, device)])
+        ids = torch.where(valid, ids, _outside(valid.shape, local, seed))
     elif kind not in ("inside", "same"):
-        raise ConformanceError(f"ids:{kind} is none of inside, outside, same")
+        raise ConformanceError(f"ids:{kind} is none of inside, outside, same, one")
     return ids.to(torch.int32), local
+
+
+def _outside(shape: torch.Size, local: Tensor, seed: int) -> Tensor:
+    """int64 ids of ``shape``, none of them in [0, E), E = len(local)."""
+    device, experts = local.device, len(local)
+    here = local.nonzero().flatten()
+    fixed = torch.tensor((*_OUTSIDE, experts, experts + 1), device=device)
+    known = torch.cat([fixed, here[: len(fixed)] - experts, here[: len(fixed)] + experts])
+    return known[integers(tuple(shape), 0, len(known), seed + 13, device)]
 
 
 def _poison(part: Tensor, masked: Tensor, state: dict[str, int]) -> Callable[[int], None]:
