@@ -116,10 +116,11 @@ def test_routes_by_architecture() -> None:
                 if isinstance(found, Tiled) and room is not None and table.language != "c":
                     assert found.shared_bytes <= room, found
     assert paths.pop("cpu") == {"pipelined/loops"}
-    assert paths.pop("gfx90a") == {"pipelined", "legacy"}  # no 8-bit matrix instruction is known of it
+    for name in ("gfx90a", "gfx942", "gfx950"):  # vectors of 8-bit zeros do not compile there
+        assert paths.pop(name) == {"pipelined", "legacy"}
     for name in ("gfx1201", "gfx1250", "gfx936", "gfx946", "c500"):
         assert paths.pop(name) == {"legacy"}
-    assert all(found == {"pipelined"} for found in paths.values()) and len(paths) == 8
+    assert all(found == {"pipelined"} for found in paths.values()) and len(paths) == 6
 
 
 def test_a_smaller_tile_where_shared_memory_is_short_and_legacy_where_none_fits() -> None:

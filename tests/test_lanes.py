@@ -21,7 +21,7 @@ from conformance.expectations.held import hold as held
 from conformance.expectations.rule import Expectation
 from conformance.kernel import _REGISTRY, Kernel
 from conformance.lanes import assembly, lowering
-from conformance.lanes.resources import beyond, instructions, unknown_limits, used
+from conformance.lanes.resources import beyond, instructions, malformed, unknown_limits, used
 from conformance.lanes.take import Lanes
 from conformance.registry import ROOT, arch, kernels, matrix
 from conformance.result import REJECTED, Result, Settings
@@ -402,3 +402,15 @@ def test_a_lock_is_free_again_after_its_holder(tmp_path: Path) -> None:
 def test_results_carry_their_lane_into_the_records() -> None:
     fields = taken(kernels(OPERATOR, ["vectorised"])[0]).record()
     assert {"lane", "stopped", "expected", "resources", "path"} <= set(fields)
+
+
+@pytest.mark.parametrize(("source", "said"), [
+    ("a = make_uint4(z, z, z, z, z, z, z, z, z, z, z, z, z, z, z, z);", "make_uint4(...) is given 16 elements"),
+    ("a = make_uint4(f(x, y), make_uint2(1, 2).x, b[i, j], c); d = make_float2(1, {1, 2});", None),
+    ("a = make_bfloat162(x);", "make_bfloat162(...) is given 1 elements"),
+    ("make_coord4(1, 2)", None),
+    ("a = make_uint4(x, y", "is given 2 elements"),
+])
+def test_code_that_no_compiler_takes(source: str, said: str | None) -> None:
+    found = malformed(source)
+    assert found is None if said is None else said in str(found)

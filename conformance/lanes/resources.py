@@ -40,6 +40,24 @@ def used(lowered: Lowered) -> dict[str, Any]:
             "instructions": list(instructions(lowered.source))}
 
 
+_VECTOR = re.compile(r"\bmake_(?:u?(?:char|short|int|long|longlong)|float|double|half|bfloat16)([234])\(")
+
+
+def malformed(source: str) -> str | None:
+    """What no compiler takes in generated CUDA or HIP source, where it can be told without one, or None: a vector made
+    of another number of elements than it has, as by TileLang's code for HIP from 16 zeros of 8 bits."""
+    for match in _VECTOR.finditer(source):
+        given, depth = 1, 1
+        for letter in source[match.end():]:
+            depth += (letter in "([{") - (letter in ")]}")
+            given += letter == "," and depth == 1
+            if depth == 0:
+                break
+        if given != int(match[1]):
+            return f"{match[0]}...) is given {given} elements, which no compiler takes"
+    return None
+
+
 def beyond(uses: Mapping[str, Any], arch: Arch) -> str | None:
     """What the code uses beyond the architecture's limits, or None. A limit that nobody could source limits nothing;
     `unknown_limits` names those."""

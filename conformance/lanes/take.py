@@ -16,7 +16,7 @@ from conformance.disk_cache import cache_dir, hold
 from conformance.errors import NotSupported
 from conformance.kernel import Kernel
 from conformance.lanes import assembly, lowering
-from conformance.lanes.resources import beyond, unknown_limits, used
+from conformance.lanes.resources import beyond, malformed, unknown_limits, used
 from conformance.result import REJECTED, Result, Settings, blank_result, refusal
 from conformance.route import Failure, Lowered, Route
 
@@ -126,10 +126,10 @@ class Lanes:
         if isinstance(lowered, Failure):
             return _failed(lowered, "route", f"lowering {config} for {self.arch.name}")
         uses: dict[str, Any] = {"config": config, **used(lowered)}
-        too_much = beyond(uses, self.arch)
-        if too_much:
-            over = Failure("soft-error", f"{config} was lowered, but {too_much}")
-            return _failed(over, "lower", "limits") | {"resources": uses}
+        for what, wrong in (("generated code", malformed(lowered.source)), ("limits", beyond(uses, self.arch))):
+            if wrong:
+                failure = Failure("soft-error", f"{config} was lowered, but {wrong}")
+                return _failed(failure, "lower", what) | {"resources": uses}
         unknown = unknown_limits(self.arch)
         if unknown:
             uses["unknown_limits"] = list(unknown)

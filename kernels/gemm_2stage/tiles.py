@@ -126,13 +126,16 @@ _INSTRUCTIONS = {
 
 def tiled(arch: Arch, plain: Spec, size: str, overlapped: bool) -> Tiled | None:
     """The program that computes on ``arch`` what ``plain`` does, with the largest tile up to the class ``size`` that
-    there is room for. None where no tile fits, or no matrix instruction is known.
+    there is room for. None where no tile fits or no matrix instruction is known, and for HIP where 8 or 4 bits are
+    copied: TileLang 0.1.15 writes 16 zeros of 8 bits as make_uint4 of 16 arguments, which no compiler takes.
 
     The C target has one program: what is run there has reduced sizes, and nothing overlaps.
     """
     fp8 = fp8_of(arch) if arch.language == "cuda" else "bits"
     if arch.language == "c":
         return Tiled(plain.target, plain.stage, plain.in_dtype, plain.result, plain.how, SMALL, fp8)
+    if arch.language == "hip" and not {plain.activation, plain.weight} <= {"fp16", "bf16"}:
+        return None
     for name in smaller(size):
         found = Tiled(plain.target, plain.stage, plain.in_dtype, plain.result, plain.how, name, fp8, overlapped)
         instruction = _INSTRUCTIONS.get((arch.language, found.factor))
