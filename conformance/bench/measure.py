@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from conformance.bench.clock import Clock
+from conformance.bench.novelty import check_novelty
 from conformance.bench.protocol import Protocol
 from conformance.bench.rotation import Rotation
 from conformance.bench.watch import Watch
@@ -45,16 +46,22 @@ class Measured:
         return tuple(dict.fromkeys(mark for run in self.runs for trial in run for mark in trial.marks))
 
 
+class TooSlow(Exception):
+    """A kernel that is not timed, with the reason."""
+
+
 def measure(rotation: Rotation, clock: Clock, protocol: Protocol, watch: Watch) -> Measured:
     """Make all runs; the draws of ``rotation`` have been judged.
 
-    Raises WrongWhenTimed for a wrong result of a timed call, ClockFailed, and whatever the kernel raises.
+    Raises WrongWhenTimed for a wrong result of a timed call, TooSlow, ClockFailed, and whatever the kernel raises.
     """
     runs: list[tuple[Trial, ...]] = []
     repeats = protocol.repeats
     for _ in range(protocol.runs):
         rotation.settle()
         one = min(clock.times(rotation.steps(len(rotation.places), _nobody)))
+        if not runs and (reason := protocol.too_slow(one)):
+            raise TooSlow(reason)
         repeats = repeats if runs else protocol.repeats_of(one)
         for step in rotation.steps(protocol.warmup_of(one), _nobody):
             step.before()
@@ -65,6 +72,7 @@ def measure(rotation: Rotation, clock: Clock, protocol: Protocol, watch: Watch) 
                 rotation.exchange()
             trials.append(_trial(rotation, clock, repeats, watch))
         runs.append(tuple(trials))
+    check_novelty(rotation, clock)
     rotation.places.clear()
     return Measured(tuple(runs), repeats)
 
@@ -78,6 +86,7 @@ def _trial(rotation: Rotation, clock: Clock, repeats: int, watch: Watch) -> Tria
             marks.update(watch.marks())
 
     mean = fmean(clock.times(rotation.steps(repeats, look)))
+    rotation.settled()
     return Trial(mean, tuple(sorted(marks)))
 
 

@@ -73,8 +73,8 @@ def protocol(run: BenchRun) -> str:
     """The protocol in a line."""
     get = run.protocol.get
     return (f"warm-up {get('warmup')}, {get('repeats')} repeats x {get('trials')} trials, {get('runs')} runs; "
-            f"{get('figure')}; {get('flush')}; inputs: {get('inputs')}; outputs: {get('outputs')}; "
-            f"compilation: {get('compilation')}")
+            f"{get('figure')}; flush {get('flush')}: {get('flushing')}; inputs: {get('inputs')}; "
+            f"outputs: {get('outputs')}; compilation: {get('compilation')}")
 
 
 def ceilings(run: BenchRun) -> list[tuple[str, str]]:
