@@ -135,12 +135,6 @@ def _known(case: str) -> bool:
     return any(found.id == case for found in matrix(OPERATOR).cases("edge"))
 
 
-def test_a_resumed_run_times_nothing(tmp_path: Path) -> None:
-    found = run(tmp_path, "--conformance-bench", f"--resume={tmp_path}")
-    assert found.code == 4
-    assert "a case is timed in the run that finds it right; leave out --resume" in found.output
-
-
 def test_without_the_option_nothing_is_timed(tmp_path: Path) -> None:
     found = run(tmp_path, "--kernels", "vectorised", "--case", CASES[0])
     assert found.code == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,8 @@ class Timing:
 @dataclass(frozen=True)
 class BenchRun:
     """A whole file. roles: kernel -> "baseline", "pytorch" or "candidate". ended: whether the run wrote its last line.
-    timings: one per case and kernel, in order of first appearance."""
+    timings: one per case and kernel, in order of first appearance. resumed: the runs that it goes on from, the latest
+    last; merged: what is known of the shards that it was joined from."""
 
     path: Path
     started: str
@@ -86,6 +87,8 @@ class BenchRun:
     timings: tuple[Timing, ...]
     ended: bool
     problems: tuple[str, ...]
+    resumed: tuple[Mapping[str, Any], ...] = ()
+    merged: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def timed(self) -> tuple[Timing, ...]:
@@ -145,7 +148,8 @@ def _run(path: Path, fields: Fields, timings: tuple[Timing, ...], ended: bool, p
     return BenchRun(
         path, fields.text("started", ""), fields.text("arch"), fields.text("device", ""), facts,
         fields.text("sizes", ""), fields.table("protocol"),
-        fields.strings(fields.table("roles"), "roles"), timings, ended, problems,
+        fields.strings(fields.table("roles"), "roles"), timings, ended, problems, fields.tables("resumed"),
+        fields.table("merged"),
     )
 
 
