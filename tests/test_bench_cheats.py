@@ -14,7 +14,7 @@ from test_bench_rotation import PROTOCOL, counting, rotation
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from conformance.bench.clock import Clock, Step, WallClock, WrongWhenTimed
+from conformance.bench.clock import Clock, ClockFailed, Step, WallClock, WrongWhenTimed
 from conformance.bench.measure import Measured, TooSlow, measure
 from conformance.bench.novelty import shifted, widest
 from conformance.bench.protocol import Protocol
@@ -237,6 +237,18 @@ def test_what_would_take_minutes_is_not_timed() -> None:
     with pytest.raises(TooSlow, match="one call takes 3 s: the 26 calls that a figure needs take more than 60 s"):
         timed(counting(lambda n, x, result: result), Slow())
     assert PROTOCOL.too_slow(2.0) is None
+
+
+class Still(Slow):
+    """No call takes any time."""
+
+    def times(self, steps: list[Step]) -> list[float]:  # type: ignore[override]
+        return [0.0 for _ in super().times(steps)]
+
+
+def test_a_clock_that_tells_no_time_gives_no_figure() -> None:
+    with pytest.raises(ClockFailed, match="slow told no time for 4 calls"):
+        timed(counting(lambda n, x, result: result), Still())
 
 
 def test_cheats_are_told_by_the_right_case() -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from statistics import fmean, median
 
-from conformance.bench.clock import Clock
+from conformance.bench.clock import Clock, ClockFailed, Step
 from conformance.bench.novelty import check_novelty
 from conformance.bench.protocol import Protocol
 from conformance.bench.rotation import Rotation
@@ -56,38 +57,54 @@ def measure(rotation: Rotation, clock: Clock, protocol: Protocol, watch: Watch) 
     Raises WrongWhenTimed for a wrong result of a timed call, TooSlow, ClockFailed, and whatever the kernel raises.
     """
     runs: list[tuple[Trial, ...]] = []
-    repeats = protocol.repeats
-    for _ in range(protocol.runs):
+    one, repeats = 0.0, protocol.repeats
+    for number in range(protocol.runs):
         rotation.settle()
-        one = min(clock.times(rotation.steps(len(rotation.places), _nobody)))
-        if not runs and (reason := protocol.too_slow(one)):
-            raise TooSlow(reason)
-        repeats = repeats if runs else protocol.repeats_of(one)
+        if number == 0:
+            one = min(clock.times(rotation.steps(len(rotation.places), _nobody)))
+            if reason := protocol.too_slow(one):
+                raise TooSlow(reason)
+            repeats = protocol.repeats_of(one)
         for step in rotation.steps(protocol.warmup_of(one), _nobody):
             step.before()
             step.after(step.call())
-        trials = []
-        for number in range(protocol.trials):
-            if number:
-                rotation.exchange()
-            trials.append(_trial(rotation, clock, repeats, watch))
-        runs.append(tuple(trials))
+        runs.append(_run(rotation, clock, repeats, protocol.trials, watch))
     check_novelty(rotation, clock)
     rotation.places.clear()
     return Measured(tuple(runs), repeats)
 
 
-def _trial(rotation: Rotation, clock: Clock, repeats: int, watch: Watch) -> Trial:
-    marks: set[str] = set()
-    looks = {repeats // 2, repeats - 1}
-
-    def look(number: int) -> None:
-        if number in looks:
-            marks.update(watch.marks())
-
-    mean = fmean(clock.times(rotation.steps(repeats, look)))
+def _run(rotation: Rotation, clock: Clock, repeats: int, trials: int, watch: Watch) -> tuple[Trial, ...]:
+    """All trials, which are given to the clock at once: to start and stop a profiler takes longer than a trial."""
+    marks: list[set[str]] = [set() for _ in range(trials)]
+    steps: list[Step] = []
+    for found in marks:
+        own = rotation.steps(repeats, _looking(watch, found, {repeats // 2, repeats - 1}))
+        if steps:
+            own[0] = replace(own[0], before=_both(rotation.turn, own[0].before))
+        steps += own
+    times = clock.times(steps)
     rotation.settled()
-    return Trial(mean, tuple(sorted(marks)))
+    means = [fmean(times[at : at + repeats]) for at in range(0, len(times), repeats)]
+    if not all(mean > 0 for mean in means):
+        raise ClockFailed(f"{clock.name} told no time for {repeats} calls")
+    return tuple(Trial(mean, tuple(sorted(found))) for mean, found in zip(means, marks, strict=True))
+
+
+def _looking(watch: Watch, found: set[str], numbers: set[int]) -> Callable[[int], None]:
+    def look(number: int) -> None:
+        if number in numbers:
+            found.update(watch.marks())
+
+    return look
+
+
+def _both(first: Callable[[], None], second: Callable[[], None]) -> Callable[[], None]:
+    def act() -> None:
+        first()
+        second()
+
+    return act
 
 
 def _nobody(_: int) -> None:

@@ -131,6 +131,11 @@ class Rotation:
             place.draw = draw
             place.fill()
 
+    def turn(self) -> None:
+        """Between two trials: see that nothing was wrong, and let the draws change places."""
+        self.settled()
+        self.exchange()
+
     def steps(self, count: int, every: Callable[[int], None]) -> list[Step]:
         """``count`` calls, the places in turn; `settled` tells what was wrong. ``every`` is called with a number while
         that call may be running. The last call of each place and one that nobody can foresee are judged again."""
