@@ -101,6 +101,7 @@ class Controller:
         from conformance.expectations.check import problems
         from conformance.expectations.probe import disagreements
         from conformance.runs.facts import resumed_facts, shard_facts
+        from conformance.runs.timings import check_protocol
 
         division = division or Division()
         by_arch = self._by_arch([*nodeids, *division.recorded])
@@ -116,7 +117,8 @@ class Controller:
                                             division, self.portion.costs_digest)
             if earlier := self.portion.earlier.get(arch):
                 line["resumed"] = resumed_facts(earlier, line, len(carried.get(arch, ())), self.portion.anyway)
-                self._check_protocol(arch)
+            if timed := self.portion.timings.get(arch):
+                check_protocol(timed, protocol_of(self.run.archs[arch]).record())
         for arch, line in lines.items():
             earlier = self.portion.earlier.get(arch)
             results = [earlier.lines[key(e.case.id, e.kernel)] for e in carried.get(arch, ())] if earlier else []
@@ -133,13 +135,6 @@ class Controller:
             ):
                 recorder.note(problem)
         self.display.start()
-
-    def _check_protocol(self, arch: str) -> None:
-        """Raises ConformanceError when the timings that are gone on from are of another protocol."""
-        timed, own = self.portion.timings.get(arch), protocol_of(self.run.archs[arch]).record()
-        if timed is not None and timed.run.get("protocol") != own:
-            raise ConformanceError(f"--resume: {timed.path} was timed by another protocol than this run's; run all of "
-                                   "it again without --resume")
 
     def _timings(self, arch: str, recorder: Recorder, carried: Sequence[bytes]) -> BenchRecorder:
         chosen = self.run.selection

@@ -18,7 +18,7 @@ from conformance.errors import ConformanceError
 from conformance.runs.earlier import TIMINGS, read_earlier
 from conformance.runs.portion import Portion, read_portion
 from conformance.runs.sharding import Item
-from conformance.runs.timings import tied
+from conformance.runs.timings import check_protocol, tied
 from reports.bench import spelling
 from reports.bench.records import read_bench
 
@@ -104,6 +104,13 @@ def test_a_timing_of_another_verdict_is_not_taken(tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(ConformanceError, match="put both files side by side"):
         read_portion(None, None, str(records), False, ["cpu"], ["cpu"])
+
+
+def test_timings_by_another_protocol_are_not_gone_on_from(tmp_path: Path) -> None:
+    timings = read_earlier(written(tmp_path, shard(tmp_path, 1, bench=True)), TIMINGS)
+    check_protocol(timings, {"repeats": 50})
+    with pytest.raises(ConformanceError, match="was timed by another protocol than this run's"):
+        check_protocol(timings, {"repeats": 20})
 
 
 def test_a_case_is_done_when_it_is_on_all_kernels() -> None:

@@ -46,7 +46,7 @@ class Protocol:
 
     def too_slow(self, seconds: float) -> str | None:
         """Why a kernel whose calls take ``seconds`` each is not timed, or None."""
-        calls = self.runs * (4 + self.trials * _FEWEST)
+        calls = self.runs * (4 + self.trials * (_FEWEST + 2))
         if calls * seconds <= _MOST:
             return None
         return f"one call takes {seconds:.3g} s: the {calls} calls that a figure needs take more than {_MOST:g} s"

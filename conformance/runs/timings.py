@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,13 @@ def tied(records: Earlier, timings: Earlier) -> Iterator[str]:
         result = records.lines.get(name)
         if result is not None and json.loads(line).get("verdict") == verdict_of(result):
             yield name
+
+
+def check_protocol(timings: Earlier, protocol: Mapping[str, Any]) -> None:
+    """Raises ConformanceError when timings cannot be gone on from by this protocol."""
+    if timings.run.get("protocol") != protocol:
+        raise ConformanceError(f"--resume: {timings.path} was timed by another protocol than this run's; run all of it "
+                               "again without --resume")
 
 
 def problems(shards: Sequence[Earlier]) -> list[str]:
