@@ -16,11 +16,14 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from conformance.bench.clock import Clock, ClockFailed, Step, WallClock, WrongWhenTimed
+from conformance.bench.lane import Lane
 from conformance.bench.measure import Measured, TooSlow, measure
 from conformance.bench.novelty import shifted, widest
 from conformance.bench.protocol import Protocol
 from conformance.bench.watch import Watch
+from conformance.judge import Judge
 from conformance.kernel import Kernel
+from conformance.result import Result, Settings
 
 Act = Callable[[Tensor, Tensor], Tensor]  # of x and the right result, what is returned
 
@@ -279,3 +282,37 @@ def test_cheats_are_told_by_the_right_case() -> None:
     x = rotation(counting(lambda n, x, result: result)).draws[0].tensors["x"]
     assert x.isnan().any()
     assert sample().get("routing") == "padding"
+
+
+# ---- what the lane makes of it --------------------------------------------------------------------------------------
+
+
+def lane_result(kernel: Kernel, clock: Clock) -> tuple[Result, dict[str, Any]]:
+    judge, case = Judge(Settings()), sample()
+    lane = Lane(Settings(), judge.device, clock=clock, protocol=PROTOCOL)
+    result = judge.run(case, kernel)
+    assert result.state == "pass", result.message
+    return lane.time(case, kernel, judge.ready(case), result)
+
+
+def test_what_is_too_slow_has_passed_and_no_time() -> None:
+    result, found = lane_result(counting(lambda n, x, result: result), Slow())
+    assert (result.state, found["state"]) == ("pass", "not-timed")
+    assert found["reason"].startswith("one call takes 3 s: ")
+
+
+def test_a_cheat_has_failed_and_no_time() -> None:
+    result, found = lane_result(counting(lambda n, x, result: result if n < 20 else result * 0), wall())
+    assert (result.state, result.kind, result.level, found["state"]) == ("fail", "timed", None, "not-timed")
+    assert "right when it was judged, wrong when it was timed: timed call" in result.message
+
+
+def test_a_kernel_that_ends_the_process_when_timed_is_not_caught_here() -> None:
+    """SystemExit is the run's to deal with, as in judging."""
+    def ending(n: int, x: Tensor, result: Tensor) -> Tensor:
+        if n >= 20:
+            raise SystemExit(3)
+        return result
+
+    with pytest.raises(SystemExit):
+        lane_result(counting(ending), wall())
