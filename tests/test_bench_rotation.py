@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from engine_samples import CPU, NAME, contract, right, sample, subject
 from torch import Tensor
 
 from conformance.bench.clock import Clock, Step, WrongWhenTimed
+from conformance.bench.compare import far
 from conformance.bench.measure import Measured, measure
 from conformance.bench.novelty import CALLS
 from conformance.bench.protocol import Protocol
@@ -18,7 +20,7 @@ from conformance.bench.rotation import Rotation, drawn, other_draw
 from conformance.bench.watch import Watch
 from conformance.case import Case
 from conformance.kernel import Kernel
-from conformance.operator import Shared
+from conformance.operator import Reference, Shared
 
 PROTOCOL = Protocol(warmup=2, repeats=4, trials=3, runs=2, flush_bytes=0, longest=60.0)
 # two of them judged first, two of them that tell how many repeats there can be
@@ -182,3 +184,18 @@ def test_marks_are_those_of_their_trial() -> None:
     done = measure(found, Steady(), PROTOCOL, watch)
     assert [[trial.marks for trial in run] for run in done.runs] == [[("throttled: power cap",), (), ()], [(), (), ()]]
     assert watch.looks == 2 * PROTOCOL.trials * PROTOCOL.runs
+
+
+@pytest.mark.parametrize(("golden", "result", "count"), [
+    (1.0, 1.003, 0), (1.0, 1.02, 1), (1.0, math.nan, 1), (1.0, math.inf, 1), (0.0, 0.002, 0), (0.0, 0.004, 1),
+    (math.inf, math.nan, 0), (60000.0, math.inf, 0), (math.nan, 1.0, 0), (-math.inf, -math.inf, 0),
+])
+def test_what_no_order_of_a_sum_can_give(golden: float, result: float, count: int) -> None:
+    """fp16: three tolerances of 1e-3 (1 + size)."""
+    reference = Reference(torch.tensor([golden, 2.0], dtype=torch.float16), lambda: iter(()))
+    assert int(far(torch.tensor([result, 2.0], dtype=torch.float16), reference)) == count
+
+
+def test_ids_that_differ_and_are_not_left_open() -> None:
+    reference = Reference(torch.tensor([1, 2, 3, 4]), open=torch.tensor([False, False, False, True]))
+    assert int(far(torch.tensor([1, 5, 3, 9]), reference)) == 1
