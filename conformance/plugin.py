@@ -72,8 +72,6 @@ def pytest_configure(config: pytest.Config) -> None:
     try:
         put_checkout_first()
         selection = replace(options.select(config.getoption), bench=config.getoption("conformance_bench"))
-        if selection.bench and config.getoption("conformance_resume"):
-            raise ConformanceError(f"{_BENCH}: a case is timed in the run that finds it right; leave out {_RESUME}")
         limit, vacuity = _case_timeout(config), config.getoption("conformance_vacuity")
         if vacuity not in options.VACUITY:
             raise unknown_name(f"value of {_VACUITY}", vacuity, options.VACUITY)
@@ -86,7 +84,7 @@ def pytest_configure(config: pytest.Config) -> None:
             log, place = CrashLog(shared / f"{worker['workerid']}.stack"), (index, worker["workercount"])
         else:
             shared, log, place, gpus = None, CrashLog(None), (0, 1), 1
-        from conformance.environment import chosen_archs
+        from conformance.environment import ABSENT, chosen_archs
 
         archs = chosen_archs(selection.archs)
         if _is_worker(config) and "cuda" in archs.values():
@@ -101,7 +99,8 @@ def pytest_configure(config: pytest.Config) -> None:
         else:
             shard, costs, resume, anyway = (
                 config.getoption(f"conformance_{name}") for name in ("shard", "shard_costs", "resume", "resume_anyway"))
-            config.stash[PORTION] = read_portion(shard, costs, resume, anyway, archs)
+            timed = [arch for arch, device in archs.items() if selection.bench and device != ABSENT]
+            config.stash[PORTION] = read_portion(shard, costs, resume, anyway, archs, timed)
         if not _is_worker(config):
             directory = config.getoption("conformance_report_dir")
             config.stash[CONTROLLER] = Controller(

@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -81,20 +82,38 @@ def process_kept() -> Iterator[None]:
             torch.set_num_threads(threads)
 
 
+@dataclass(frozen=True)
+class Modes:
+    """The modes that each call of torch passes through now."""
+
+    functions: tuple[Any, ...]
+    dispatch: int
+
+    @classmethod
+    def now(cls) -> Modes:
+        return cls(tuple(overrides._get_current_function_mode_stack()),
+                   len(_python_dispatch._get_current_dispatch_mode_stack()))
+
+    def put_back(self) -> None:
+        """Leave the modes that were entered since, and enter again those that were left."""
+        if self == Modes.now():
+            return
+        while overrides._get_current_function_mode_stack():  # all: a default device is one, and stands at the bottom
+            overrides._pop_mode()
+        for mode in self.functions:
+            overrides._push_mode(mode)
+        while len(_python_dispatch._get_current_dispatch_mode_stack()) > self.dispatch:
+            _python_dispatch._pop_mode()
+
+
 @contextlib.contextmanager
 def _modes_left() -> Iterator[None]:
     """Leave the modes that a kernel entered, before anything else: each call of torch would pass through them."""
-    modes = overrides._get_current_function_mode_stack()
-    dispatch_modes = len(_python_dispatch._get_current_dispatch_mode_stack())
+    modes = Modes.now()
     try:
         yield
     finally:
-        while overrides._get_current_function_mode_stack():  # all: a default device is one, and stands at the bottom
-            overrides._pop_mode()
-        for mode in modes:
-            overrides._push_mode(mode)
-        while len(_python_dispatch._get_current_dispatch_mode_stack()) > dispatch_modes:
-            _python_dispatch._pop_mode()
+        modes.put_back()
 
 
 @contextlib.contextmanager

@@ -101,6 +101,7 @@ class Controller:
         from conformance.expectations.check import problems
         from conformance.expectations.probe import disagreements
         from conformance.runs.facts import resumed_facts, shard_facts
+        from conformance.runs.timings import check_protocol
 
         division = division or Division()
         by_arch = self._by_arch([*nodeids, *division.recorded])
@@ -116,12 +117,16 @@ class Controller:
                                             division, self.portion.costs_digest)
             if earlier := self.portion.earlier.get(arch):
                 line["resumed"] = resumed_facts(earlier, line, len(carried.get(arch, ())), self.portion.anyway)
+            if timed := self.portion.timings.get(arch):
+                check_protocol(timed, protocol_of(self.run.archs[arch]).record())
         for arch, line in lines.items():
             earlier = self.portion.earlier.get(arch)
             results = [earlier.lines[key(e.case.id, e.kernel)] for e in carried.get(arch, ())] if earlier else []
             recorder = self.recorders[arch] = Recorder(self.directory / f"{arch}.jsonl", line, results)
             if self.run.selection.bench and self.run.archs[arch] != ABSENT:
-                self.timings[arch] = self._timings(arch, recorder)
+                timed = self.portion.timings.get(arch)
+                self.timings[arch] = self._timings(arch, recorder, [
+                    timed.lines[key(e.case.id, e.kernel)] for e in carried.get(arch, ())] if timed else [])
             table, rules = table_of(arch), self.run.rules(arch)
             for problem in (
                 *((earlier.end or {}).get("notes", ()) if earlier else ()),  # a worker lost then is lost still
@@ -131,12 +136,12 @@ class Controller:
                 recorder.note(problem)
         self.display.start()
 
-    def _timings(self, arch: str, recorder: Recorder) -> BenchRecorder:
+    def _timings(self, arch: str, recorder: Recorder, carried: Sequence[bytes]) -> BenchRecorder:
         chosen = self.run.selection
         roles = {kernel.name: kernel.role for of in chosen.matrices() for kernel in kernels(of.operator, chosen.kernels)
                  if kernel.name in recorder.run["planned"]}
         return BenchRecorder(path_beside(recorder.path), recorder.run, protocol_of(self.run.archs[arch]).record(),
-                             roles)
+                             roles, carried)
 
     def _by_arch(self, nodeids: Iterable[str]) -> dict[str, list[Planned]]:
         found: dict[str, list[Planned]] = {}

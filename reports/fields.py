@@ -77,7 +77,10 @@ class Fields:
     def number(self, key: str) -> float | None:
         """A float (NaN and infinities included), or None when absent."""
         value = self._get(key, None, (int, float), "a number or null")
-        return None if value is None else float(value)
+        try:
+            return None if value is None else float(value)
+        except OverflowError:
+            raise ReportError(f"{self.where}: {key!r} is too large a number: {_short(value)}") from None
 
     def texts(self, key: str) -> tuple[str, ...]:
         items = self._get(key, [], list, "a list of strings")

@@ -15,7 +15,7 @@ def origin(records: Records) -> Iterator[str]:
     for earlier in run.resumed:
         text = f"resumed: {earlier.get('results')} of {planned} results are from {earlier.get('from')}"
         text += f" (started {earlier.get('started')})"
-        yield text + _but(earlier, "that run differs in")
+        yield text + but(earlier, "that run differs in")
     if run.shard is not None:
         whole = run.shard.get("whole", {}).get("planned") or run.planned
         yield (
@@ -29,10 +29,11 @@ def origin(records: Records) -> Iterator[str]:
         yield (
             f"joined from {run.merged.get('shards')} shards, whose union is the plan; the "
             f"{run.merged.get('identity')} results that each of them repeated {said}"
-            + _but(run.merged, "taken although they differ in")
+            + but(run.merged, "taken although they differ in")
         )
 
 
-def _but(facts: Mapping[str, Any], lead: str) -> str:
+def but(facts: Mapping[str, Any], lead: str) -> str:
+    """The facts in which a run differed and was taken all the same, as a clause; "" where there are none."""
     differs = facts.get("differs") or {}
     return f"; {lead} " + ", ".join(f"{name} ({pair})" for name, pair in differs.items()) if differs else ""

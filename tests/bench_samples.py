@@ -16,7 +16,8 @@ def bench_run(**changes: Any) -> Line:
         "driver": "1.2", "python": "3.12.1", "platform": "Linux", "torch": "2.11.0", "tilelang": "0.1.15",
         "commit": "abc1234", "dirty": False, "command": "pytest --conformance-bench", "sizes": "official",
         "workers": 4, "roles": ROLES,
-        "protocol": {"warmup": 10, "repeats": 50, "trials": 3, "runs": 2, "figure": "median"},
+        "protocol": {"warmup": 10, "repeats": 50, "trials": 3, "runs": 2, "figure": "median",
+                     "flush": "write+read", "flushing": "written, then read"},
         **changes,
     }
 

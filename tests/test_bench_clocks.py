@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,10 +15,11 @@ import pytest
 import torch
 
 from conformance.bench.ceilings import Ceilings, Copy
-from conformance.bench.clock import Clock, ClockFailed, Step, WallClock
-from conformance.bench.cupti import CuptiClock, Event, EventClock, between_fences, device_clock
+from conformance.bench.clock import Clock, ClockFailed, EventClock, Step, WallClock, WrongWhenTimed
+from conformance.bench.cupti import CuptiClock, Event, between_fences, device_clock
+from conformance.bench.flush import Flush
 from conformance.bench.measure import Measured, Trial
-from conformance.bench.protocol import CPU, DEVICE, Protocol, protocol_of
+from conformance.bench.protocol import CPU, DEVICE, FLUSHES, Protocol, protocol_of
 from conformance.bench.roofline import Roof, figures
 from conformance.bench.turns import Turns
 from conformance.bench.watch import NvmlWatch, Watch, watch_of
@@ -39,6 +41,9 @@ def test_the_declared_protocol() -> None:
     assert protocol_of("cpu") is CPU
     assert DEVICE.record()["figure"] == "median of the trials' means"
     assert DEVICE.record()["repeats"] == 50
+    assert (DEVICE.record()["flush"], CPU.record()["flush"]) == ("write+read", "write+read")
+    assert DEVICE.record()["flushing"] == FLUSHES["write+read"]
+    assert {flush: replace(DEVICE, flush=flush).record()["flushing"] for flush in FLUSHES} == FLUSHES
 
 
 @pytest.mark.parametrize(("seconds", "repeats", "warmup"), [(0.0, 50, 10), (1e-5, 50, 10), (0.125, 32, 10), (1.0, 4, 3),
@@ -67,9 +72,9 @@ def test_the_wall_clock_measures_the_call_alone() -> None:
         order.append("tick")
         return next(ticks)
 
-    clock = WallClock(1024, now)
+    clock = WallClock(lambda: order.append("flush"), now)
     assert clock.times(steps(order, 2)) == [0.5, 0.25]
-    assert order == ["before", "tick", "call", "tick", "after"] * 2
+    assert order == ["before", "flush", "tick", "call", "tick", "after"] * 2
     assert (clock.name, clock.kind) == ("wall", "cpu")
 
 
@@ -103,15 +108,22 @@ def test_records_that_do_not_fit_are_no_times(events: list[Event], calls: int, r
 class Card:
     """Stands for a device and torch's profiler of it: what "ran" is recorded in order, a microsecond each."""
 
+    device = "cpu"
+
     def __init__(self) -> None:
-        self.ran: list[tuple[str, int]] = []
+        self.ran: list[tuple[str, int, int]] = []  # name, nanoseconds, stream
         self.sees = True
 
-    def run(self, name: str, nanoseconds: int = 1000) -> Callable[[], None]:
-        return lambda: self.ran.append((name, nanoseconds))
+    def run(self, name: str, nanoseconds: int = 1000, stream: int = 7) -> Callable[[], None]:
+        return lambda: self.ran.append((name, nanoseconds, stream))
 
-    def buffer(self) -> Any:
-        return SimpleNamespace(fill_=lambda _: self.run("fill<complex>")(), dtype=torch.complex128, device="cpu")
+    def __call__(self) -> None:
+        """The flush."""
+        self.run("fill<float>", 60_000)()
+        self.run("sum<float>", 50_000)()
+
+    def mark(self, *_: Any, **__: Any) -> Any:
+        return SimpleNamespace(fill_=lambda _: self.run("fill<complex>")())
 
     def profile(self, activities: list[Any], acc_events: bool) -> Any:
         card = self
@@ -128,15 +140,16 @@ class Card:
 
     def records(self) -> list[Any]:
         at, found = 0, [self.record("cudaLaunchKernel", 0, 5, torch.autograd.DeviceType.CPU)]
-        for name, took in self.ran if self.sees else []:
-            found.append(self.record(name, at, took, torch.autograd.DeviceType.CUDA))
+        for name, took, stream in self.ran if self.sees else []:
+            found.append(self.record(name, at, took, torch.autograd.DeviceType.CUDA, stream))
             at += took + 50
         return [*found, self.record("Context Sync", 0, at, torch.autograd.DeviceType.CUDA)]
 
     @staticmethod
-    def record(name: str, start: int, took: int, where: Any) -> Any:
+    def record(name: str, start: int, took: int, where: Any, stream: int = 0) -> Any:
         return SimpleNamespace(name=lambda: name, start_ns=lambda: start, duration_ns=lambda: took,
-                               device_type=lambda: where, is_user_annotation=lambda: False)
+                               device_resource_id=lambda: stream, device_type=lambda: where,
+                               is_user_annotation=lambda: False)
 
 
 @pytest.fixture
@@ -144,12 +157,12 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Card:
     made = Card()
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
     monkeypatch.setattr("torch.profiler.profile", made.profile)
-    monkeypatch.setattr(torch, "empty", lambda *_, **__: made.buffer())
+    monkeypatch.setattr(torch, "empty", made.mark)
     return made
 
 
 def test_the_profilers_clock_counts_what_a_call_ran(card: Card) -> None:
-    clock = CuptiClock(card.buffer())
+    clock = CuptiClock(card)
 
     def call() -> None:
         card.run("gather", 3000)()
@@ -161,15 +174,68 @@ def test_the_profilers_clock_counts_what_a_call_ran(card: Card) -> None:
 
 
 def test_a_kernel_that_fills_the_fences_type_has_no_time(card: Card) -> None:
-    clock = CuptiClock(card.buffer())
+    clock = CuptiClock(card)
     with pytest.raises(ClockFailed, match="3 fences were recorded of 2"):
         clock.times([Step(lambda: None, card.run("fill<complex>"), lambda _: None)])
 
 
+def test_what_a_call_does_on_another_stream_is_within_it_or_wrong(card: Card) -> None:
+    clock = CuptiClock(card)
+
+    def forked() -> None:
+        card.run("main", 3000)()
+        card.run("side", 2000, stream=9)()
+
+    assert clock.times([Step(lambda: None, forked, lambda _: None)] * 2) == pytest.approx([5e-6, 5e-6])
+    late = Step(lambda: None, card.run("main"), lambda _: card.run("side", 2000, stream=9)())
+    with pytest.raises(WrongWhenTimed, match=r"side ran on a stream of its own \(number 9\) before call 2 of 2"):
+        clock.times([late, late])
+    early = Step(card.run("side", 2000, stream=9), card.run("main"), lambda _: None)
+    with pytest.raises(WrongWhenTimed, match="before call 1 of 1, outside the time"):
+        clock.times([early])
+
+
+def test_what_runs_on_beyond_its_call_is_outside_as_well() -> None:
+    events = [Event("fence", 0, 1), Event("main", 2, 5), Event("side", 3, 4000, stream=9), Event("fence", 6, 7)]
+    with pytest.raises(WrongWhenTimed, match="beyond call 1 of 1"):
+        between_fences(events, {"fence"}, 1)
+    within = [Event("fence", 0, 1), Event("main", 2, 5), Event("side", 3, 6, stream=9), Event("fence", 6, 7)]
+    assert between_fences(within, {"fence"}, 1) == pytest.approx([4e-9])
+
+
+def test_a_call_may_not_leave_another_stream_current() -> None:
+    events = [Event("fence", 0, 1), Event("main", 2, 50), Event("fence", 3, 4, stream=9)]
+    with pytest.raises(WrongWhenTimed, match="left another stream current"):
+        between_fences(events, {"fence"}, 1)
+
+
+def test_the_flush_writes_then_reads_and_its_fills_are_no_fences() -> None:
+    seen: list[str] = []
+
+    class Watching(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(function.__name__)
+            return function(*args, **(kwargs or {}))
+
+    both, alone = (Flush(torch.device("cpu"), 1 << 12, flush) for flush in ("write+read", "write"))
+    with Watching():
+        both()
+        alone()
+    assert seen == ["fill_", "sum", "fill_"]
+    assert both.nbytes == 1 << 12
+    assert both._written.dtype != torch.complex128 and both._written.data_ptr() != both._read.data_ptr()
+
+
+def test_both_buffers_are_twice_the_last_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("conformance.bench.flush.last_cache", lambda _: 3 << 12)
+    found = Flush(torch.device("cpu"), 1 << 12)
+    assert found._read is not None
+    assert found._written.nbytes == found._read.nbytes == 6 << 12
+
+
 def test_without_records_cuda_events_are_the_fallback_and_say_so(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
     card.sees = False
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(L2_cache_size=1 << 20))
-    clock = device_clock(torch.device("cuda", 0), 1 << 20)
+    clock = device_clock(card)
     assert isinstance(clock, EventClock)
     assert clock.note == "not cupti: the profiler recorded nothing where two fences ran"
 
@@ -180,13 +246,13 @@ def test_cuda_events_are_around_the_call_alone(card: Card, monkeypatch: pytest.M
             assert enable_timing
 
         def record(self) -> None:
-            self.at = sum(took for _, took in card.ran)
+            self.at = sum(took for _, took, _ in card.ran)
 
         def elapsed_time(self, stop: Any) -> float:
             return (stop.at - self.at) / 1e6
 
     monkeypatch.setattr(torch.cuda, "Event", Recorded)
-    clock = EventClock(card.buffer(), "why")
+    clock = EventClock(card, "why")
     step = Step(card.run("poison", 9000), card.run("kernel", 4000), lambda _: card.run("compare", 9000)())
     assert clock.times([step, step]) == pytest.approx([4e-6, 4e-6])
 

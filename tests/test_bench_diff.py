@@ -61,8 +61,11 @@ def test_a_new_timing_is_no_change(tmp_path: Path) -> None:
 @pytest.mark.parametrize("change", [{"clock": "cuda-events"}, {"bytes": 1}, {"flops": 1}])
 def test_other_clocks_and_costs_are_not_compared(tmp_path: Path, change: dict) -> None:
     found = compared(tmp_path, [timing("fast", 1e-4)], [timing("fast", 3e-4, **change)])
-    assert (len(found.apart), found.common, found.worse) == (1, 0, False)
+    assert (len(found.apart), found.common, found.worse) == (1, 0, True)  # a run that compares nothing is no pass
+    assert tables(found).startswith("NOTHING COMPARED: ")
     assert "not compared: other clock or other cost: 1" in tables(found)
+    also = [timing("plain", 1e-4)]
+    assert not compared(tmp_path, [timing("fast", 1e-4), *also], [timing("fast", 3e-4, **change), *also]).worse
 
 
 # ---- the commands ---------------------------------------------------------------------------------------------------
@@ -87,6 +90,19 @@ def test_an_absent_baseline_is_no_failure(tmp_path: Path, capsys: pytest.Capture
     assert main(["bench-diff", str(tmp_path / "none.jsonl"), str(two)]) == 0
     assert "no baseline: " in capsys.readouterr().out
     assert main(["bench-diff", str(two), str(tmp_path / "none.jsonl")]) == 2
+    assert main(["bench-diff", str(tmp_path / ("n" * 300)), str(two)]) == 0
+    _, empty = pair(tmp_path, [], [not_timed("fast", "its verdict is fail")])
+    assert main(["bench-diff", str(tmp_path / "none.jsonl"), str(empty)]) == 1
+
+
+def test_times_behind_other_flushes_are_never_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    protocol = bench_run()["protocol"]
+    one, two = pair(tmp_path, [timing("fast", 1e-4)], [timing("fast", 1e-4)], protocol=protocol | {"flush": "write"})
+    assert main(["bench-diff", str(one), str(two)]) == 2
+    assert "behind the flush 'write+read'" in capsys.readouterr().err
+    one, two = pair(tmp_path, [timing("fast", 1e-4)], [timing("fast", 1e-4)], protocol=protocol | {"repeats": 20})
+    assert main(["bench-diff", str(one), str(two)]) == 0
+    assert "the protocols differ in repeats" in capsys.readouterr().out
 
 
 def test_cpu_time_and_device_time_are_never_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -183,6 +184,28 @@ def test_names_from_a_file_are_no_markup(tmp_path: Path) -> None:
     assert "<script" not in markdown.render(run)
 
 
+def test_long_names_are_shortened_where_there_is_no_room(tmp_path: Path) -> None:
+    lines = [bench_run(), timing("k" * 5000, 4e-5, variant="v" * 5000), end()]
+    run = read_bench(write(tmp_path / "a.bench.jsonl", lines))
+    for drawing in (svg.roofline(run.timed), svg.bars(run.timed)):
+        words = [found.text or "" for found in ET.fromstring(drawing).iter("{http://www.w3.org/2000/svg}text")]
+        assert max(map(len, words)) == 42
+    assert len(markdown.render(run)) < 20_000
+
+
+def test_without_a_product_the_pages_have_the_copy_alone(tmp_path: Path) -> None:
+    line = timing("fast", 4e-5)
+    line["ceilings"] |= {"product": None, "product_note": "torch has no product of fp3"}
+    line["figures"] |= {"of_product": None}
+    idle = timing("fast", 4e-5, workload="idle", flops=0)
+    idle["figures"] |= {"rate": 0.0, "intensity": 0.0, "of_product": 0.0}
+    run = read_bench(write(tmp_path / "a.bench.jsonl", [bench_run(), line, idle, end()]))
+    words = [found.text for found in ET.fromstring(svg.roofline(run.timed)).iter("{http://www.w3.org/2000/svg}text")]
+    assert "copy 4 TB/s" in words and not [word for word in words if word and word.startswith("fp32")]
+    assert len(list(ET.fromstring(svg.bars(run.timed)).iter("{http://www.w3.org/2000/svg}rect"))) == 2
+    assert page.render(run).count("<svg") == 2
+
+
 def test_nothing_timed_makes_pages_all_the_same(tmp_path: Path) -> None:
     lines = [bench_run(), not_timed("fast", "its verdict is fail (budget)"), end(problems=["no case was timed"])]
     run = read_bench(write(tmp_path / "a.bench.jsonl", lines))
@@ -191,6 +214,10 @@ def test_nothing_timed_makes_pages_all_the_same(tmp_path: Path) -> None:
 
 
 # ---- malformed files ------------------------------------------------------------------------------------------------
+
+
+def inside(line: dict, name: str, **changes: object) -> dict:
+    return line | {name: line[name] | changes}
 
 
 def without(line: dict, name: str) -> dict:
@@ -204,8 +231,18 @@ def without(line: dict, name: str) -> dict:
     ([bench_run(), bench_run()], "does not belong here"),
     ([bench_run(), timing("a", 1.0, state="odd")], "unknown state 'odd'"),
     ([bench_run(), timing("a", 1.0, kind="wall")], "unknown kind of time 'wall'; known: device, cpu"),
-    ([bench_run(), timing("a", 1.0) | {"seconds": 0}], "'seconds' must be more than 0"),
+    ([bench_run(), timing("a", 1.0) | {"seconds": 0}], "'seconds' must be a finite number, more than 0, is 0.0"),
     ([bench_run(), without(timing("a", 1.0), "spread")], "'spread' is missing"),
+    ([bench_run(), timing("a", 1.0) | {"seconds": math.inf}], "'seconds' must be a finite number, more than 0, is inf"),
+    ([bench_run(), timing("a", 1.0) | {"seconds": math.nan}], "'seconds' must be a finite number, more than 0, is nan"),
+    ([bench_run(), timing("a", 1.0) | {"seconds": 10**400}], "'seconds' is too large a number"),
+    ([bench_run(), timing("a", 1.0) | {"spread": -0.1}], "'spread' must be a finite number, 0 or more than 0, is -0.1"),
+    ([bench_run(), timing("a", 1.0) | {"bytes": -1}], "'bytes' must be 0 or more"),
+    ([bench_run(), inside(timing("a", 1.0), "ceilings", copy=0)], "'copy' must be a finite number, more than 0, is 0"),
+    ([bench_run(), inside(timing("a", 1.0), "figures", of_roof=math.nan)], "'of_roof' must be a finite number"),
+    ([bench_run(), inside(timing("a", 1.0), "figures", rate=5e-324)], "'rate' must be a finite number"),
+    ([bench_run(protocol={"repeats": math.nan})], "protocol: 'repeats' must be a finite number or a string, is nan"),
+    ([bench_run(protocol={"repeats": [5]})], "protocol: 'repeats' must be a finite number or a string, is [5]"),
     ([bench_run(), timing("a", 1.0), timing("b", 1.0, kind="cpu")], "cpu and device time, which are never mixed"),
 ])
 def test_a_malformed_file_is_one_error(tmp_path: Path, lines: list[dict], message: str) -> None:

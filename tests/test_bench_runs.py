@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from suite_runs import CASES, OPERATOR, Ran, read_lines, run, run_once
+from suite_runs import CASES, OPERATOR, Ran, read_lines, run, run_kernels, run_once
 
 from conformance.bench.record import verdict_id, why_not
 
@@ -135,10 +135,35 @@ def _known(case: str) -> bool:
     return any(found.id == case for found in matrix(OPERATOR).cases("edge"))
 
 
-def test_a_resumed_run_times_nothing(tmp_path: Path) -> None:
-    found = run(tmp_path, "--conformance-bench", f"--resume={tmp_path}")
-    assert found.code == 4
-    assert "a case is timed in the run that finds it right; leave out --resume" in found.output
+DYING = """
+import conformance.bench.protocol as protocol
+protocol.CPU = protocol.Protocol(warmup=2, repeats=4, trials=3, runs=2, flush_bytes=1 << 16, longest=1e9)
+
+calls = {}
+
+def later(name, act):
+    def count():
+        calls[name] = calls.get(name, 0) + 1
+        if calls[name] > 8:
+            act()
+    add(name, count)
+
+later("dies", lambda: os.kill(os.getpid(), signal.SIGKILL))
+later("hangs", lambda: time.sleep(600))
+"""
+
+
+def test_a_process_that_ends_while_it_times_costs_that_case_alone(tmp_path: Path) -> None:
+    """The turn at the device is free again, and what follows is timed."""
+    found = run_kernels(tmp_path, DYING, "--conformance-bench", "-n", "1", "--case-timeout", "20", cases=CASES[:1])
+    assert found.code == 1
+    assert [(line["kernel"], line["state"]) for line in sorted(found.results, key=lambda line: line["kernel"])] == [
+        ("dies", "crash"), ("hangs", "timeout"), ("sound", "pass")], found.output
+    states = {line["kernel"]: (line["state"], line["reason"]) for line in timings(found) if line["type"] == "timing"}
+    assert states["sound"] == ("timed", "")
+    assert states["dies"][0] == states["hangs"][0] == "not-timed"
+    assert states["dies"][1].startswith("its verdict is crash (crash): ") and "SIGKILL" in states["dies"][1]
+    assert "was still running after 20 s" in states["hangs"][1]
 
 
 def test_without_the_option_nothing_is_timed(tmp_path: Path) -> None:

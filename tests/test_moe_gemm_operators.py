@@ -45,17 +45,49 @@ def small(name: str, dtype: str = "fp8", mode: str = "atomic", out: str = "f16",
 @pytest.mark.parametrize(("dtype", "arithmetic"), [("fp8", "e4m3"), ("fp16", "fp16"), ("bf16", "bf16"),
                                                    ("int8", "int8"), ("int4", "int8"), ("int4_bf16_g32", "bf16")])
 def test_cost_counts_the_weights_of_routed_experts_only(dtype: str, arithmetic: str) -> None:
-    """One token with 2 slots: 2 of 5 experts are read."""
+    """One token with 2 slots: 2 of 5 experts are read, each through a block of 16 ids."""
     for name, weights, products in (("moe_gemm1", ("w1",), 2), ("moe_gemm2", ("w2",), 1),
                                     ("moe_gemm_2stage", ("w1", "w2"), 3)):
         case = parse_case(small(name, dtype).replace("tokens:19", "tokens:1"))
         call = operator(name).inputs(case, "reduced", CPU, Shared())
         cost = operator(name).cost(call)
-        read = sum(call.arguments[weight].nbytes * 2 // 5 for weight in weights)
-        rows = sum(call.arguments[row].nbytes for row in ("x", "a2") if row in call.arguments)
+        given = call.arguments
+        read = sum(given[of].nbytes * 2 // 5 for weight in weights for of in (weight, f"scale_{weight}")
+                   if given[of] is not None)
+        rows = sum(given[row].nbytes for row in ("x", "a2", "scale_x", "scale_a2") if given.get(row) is not None)
+        lists = 4 * (2 * 16 + 2 + 1) + (0 if name == "moe_gemm1" else 4 * 2)  # stage 1 reads no weights of slots
         assert cost.flops == 2 * 2 * products * 64 * 64
-        assert cost.bytes == read + rows + call.output.nbytes
+        assert cost.bytes == read + rows + lists + call.output.nbytes
         assert cost.arithmetic == arithmetic
+
+
+def test_cost_of_stage_2_in_numbers() -> None:
+    """The prefill shape in miniature: fp8, 19 tokens, 2 slots, all 38 of them routed."""
+    call = operator("moe_gemm2").inputs(parse_case(small("moe_gemm2", mode="reduce", out="bf16")), "official", CPU,
+                                        Shared())
+    experts = len(call.arguments["topk_ids"].unique())
+    padded = sum(-(-int(count) // 16) * 16 for count in call.arguments["topk_ids"].unique(return_counts=True)[1])
+    slots = 38 * (64 + 4)  # fp8 rows and their scales
+    weights = experts * (64 * 64 + 64 * 4)
+    assert operator("moe_gemm2").cost(call).bytes == (
+        slots + weights + 4 * (padded + padded // 16 + 38 + 1) + call.output.nbytes)
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("moe_gemm1", "fp8"), ("moe_gemm1", "int8smooth"), ("moe_gemm2", "fp8")])
+def test_cost_leaves_out_rows_without_an_expert(name: str, dtype: str) -> None:
+    """Every slot of token 0 and one of token 1 lose their expert."""
+    contract = operator(name)
+    call = contract.inputs(parse_case(small(name, dtype, mode="reduce")), "official", CPU, Shared())
+    ids = call.arguments["topk_ids"].clone()
+    ids[0], ids[1, 0] = -1, -1
+    kept = {int(one) for one in ids.unique() if one >= 0} == {int(one) for one in call.arguments["topk_ids"].unique()}
+    assert kept  # no expert's weights fall away with the slots
+    less = contract.cost(replace(call, arguments={**call.arguments, "topk_ids": ids}))
+    row = 64 + 4
+    lost = row if (name, dtype) == ("moe_gemm1", "fp8") else 3 * row  # tokens share a row, or each slot has its own
+    weights = 0 if name == "moe_gemm1" else 3 * 4
+    assert contract.cost(call).bytes - less.bytes == lost + weights
+    assert contract.cost(call).flops - less.flops == 3 * 2 * 64 * 64 * (2 if name == "moe_gemm1" else 1)
 
 
 def test_cost_of_masked_experts_is_nothing() -> None:

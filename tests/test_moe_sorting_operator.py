@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -42,6 +43,20 @@ def test_tiers_have_the_declared_numbers_of_cases() -> None:
     assert counts == {"official": 240, "smoke": 36, "masks": 96, "models": 64, "edge": 303}
     assert len(of.plan(("smoke", "edge"))) - len(of.cases("edge")) == 36
     assert {case.get("mask") for case in of.cases("official")} == {"none", "half"}
+
+
+@pytest.mark.parametrize(("mask", "routes", "blocks"), [(None, 4, 3), ([1, 0, 1, 1], 3, 2)])
+def test_cost_counts_routed_slots_and_blocks_in_use(mask: list[int] | None, routes: int, blocks: int) -> None:
+    """Two tokens of two slots on the experts 0, 1 and 0, 2 of 4."""
+    call, _ = call_of(sample())
+    given = call.arguments | {
+        "topk_ids": torch.tensor([[0, 1], [0, 2]], dtype=torch.int32), "topk_weights": torch.ones(2, 2), "experts": 4,
+        "block": 16, "hidden": 32, "buffer_dtype": torch.bfloat16,
+        "expert_mask": None if mask is None else torch.tensor(mask, dtype=torch.int32),
+    }
+    found = CONTRACT.cost(replace(call, arguments=given, form=CONTRACT.output(given, None)))
+    ids, read = 2 * 2 + 4 * 16 - 2, 4 * 4 + (0 if mask is None else 4 * 4)
+    assert (found.flops, found.bytes) == (0, read + 8 * routes + 4 * blocks + 4 * ids + 2 * 4 + 2 * 32 * 2)
 
 
 def test_the_golden_is_the_loop_in_every_edge_case() -> None:

@@ -9,13 +9,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 DEVICE, CPU = "device", "cpu"  # kinds of time; figures of one kind are never compared with those of the other
 
 
 class ClockFailed(Exception):
     """A clock that gave no times that can be trusted, with the reason."""
+
+
+class WrongWhenTimed(Exception):
+    """A kernel that was right when it was judged did something wrong when it was timed."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,7 @@ class Clock(ABC):
 
     @abstractmethod
     def times(self, steps: Sequence[Step]) -> list[float]:
-        """Seconds of each step's call. Raises ClockFailed, and whatever a step raises."""
+        """Seconds of each step's call. Raises ClockFailed, WrongWhenTimed, and whatever a step raises."""
 
 
 class WallClock(Clock):
@@ -46,16 +49,17 @@ class WallClock(Clock):
 
     name, kind = "wall", CPU
 
-    def __init__(self, flush_bytes: int, now: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, flush: Callable[[], None], now: Callable[[], float] = time.perf_counter) -> None:
+        """``now`` is taken here, once: what a kernel puts in the place of Python's clocks later tells no time."""
         super().__init__()
-        self._buffer = torch.zeros(flush_bytes, dtype=torch.uint8)
+        self._flush = flush
         self._now = now
 
     def times(self, steps: Sequence[Step]) -> list[float]:
         found = []
-        for number, step in enumerate(steps):
+        for step in steps:
             step.before()
-            self._buffer.fill_(number % 251)
+            self._flush()
             start = self._now()
             result = step.call()
             found.append(self._now() - start)
@@ -68,15 +72,15 @@ class EventClock(Clock):
 
     name = "cuda-events"
 
-    def __init__(self, buffer: Tensor, note: str) -> None:
+    def __init__(self, flush: Callable[[], None], note: str) -> None:
         super().__init__(note)
-        self._buffer = buffer
+        self._flush = flush
 
     def times(self, steps: Sequence[Step]) -> list[float]:
         pairs = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in steps]
         for step, (start, stop) in zip(steps, pairs, strict=True):
             step.before()
-            self._buffer.fill_(1)
+            self._flush()
             start.record()
             result = step.call()
             stop.record()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,9 @@ prints the three-way table: candidates, baseline and PyTorch on each case. Exit 
 _DIFF = """\
 Holds the timings of a second run against those of a first. A kernel is slower when its time grew by more than the
 threshold and by more than the trials of either run lie apart. Exit code 1 when something is slower, or was timed in the
-first run and is not any more. Where there is no first file, there is no baseline yet: that is said, and is no failure.
-CPU time and device time are never compared.
+first run and is not any more, or when nothing can be compared. Where there is no first file, there is no baseline yet:
+that is said, and is no failure.
+CPU time and device time are never compared, nor times behind different flushes of the cache.
 """
 
 
@@ -65,14 +67,18 @@ def _diff(args: argparse.Namespace) -> int:
     if not (math.isfinite(args.threshold) and args.threshold >= 0):
         raise ConformanceError(f"--threshold {args.threshold:g}: give a relative change, 0 or more, as in 0.05")
     second = _read(args.second)
-    if not args.first.exists():
+    if not os.path.lexists(args.first):
         print(f"no baseline: {args.first} is not there; {len(second.timed)} timings in {args.second} stand "
               "for themselves")
-        return OK
+        return OK if second.timed else FAILED
     first = _read(args.first)
     if first.kind and second.kind and first.kind != second.kind:
         raise ConformanceError(f"{args.first} holds {first.kind} time and {args.second} {second.kind} time: these are "
                                "never compared")
+    flushes = [run.protocol.get("flush") for run in (first, second)]
+    if first.timed and second.timed and flushes[0] != flushes[1]:
+        raise ConformanceError(f"{args.first} was timed behind the flush '{flushes[0]}' and {args.second} behind "
+                               f"'{flushes[1]}': these are never compared; time the former again")
     diff = importlib.import_module("reports.bench.diff")
     found = diff.bench_diff(first, second, args.threshold)
     print(diff.tables(found), end="")

@@ -1,8 +1,10 @@
 """Kernel-only device time: the profiler's records of what ran on the device, fenced off call by call.
 
-The flush before a call and a small kernel after it are fences: fills of a type that no kernel under test fills, so that
-their names tell them apart. What ran between two fences belongs to the call; its time is the union of the intervals,
-so that gaps do not count and kernels side by side count once.
+Right before a call, behind the flush, and right after it a fence runs: a fill of one number of a type that no kernel
+under test fills, so that its name tells it apart. What ran between two fences belongs to the call; its time is the
+union of the intervals, so that gaps do not count and kernels side by side count once. What ran on another stream must
+be within a call altogether: work that is started early, while the cache is still being flushed, or left for later would
+be in no call's time.
 """
 
 from __future__ import annotations
@@ -12,34 +14,50 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from conformance.bench.clock import Clock, ClockFailed, EventClock, Step
+from conformance.bench.clock import Clock, ClockFailed, EventClock, Step, WrongWhenTimed
+from conformance.bench.flush import Flush
 
 _WAITS = ("Context Sync", "Event Sync", "Stream Sync", "Stream Wait Event")  # records of waiting, not of work
 _NS = 1e-9
+_SLACK = 1000  # ns that the records of two streams may disagree by
 
 
 @dataclass(frozen=True)
 class Event:
-    """One thing that ran on the device; times in nanoseconds."""
+    """One thing that ran on the device, on which stream; times in nanoseconds."""
 
     name: str
     start: int
     stop: int
+    stream: int = 0
 
 
 def between_fences(events: Iterable[Event], fences: Set[str], calls: int) -> list[float]:
-    """Seconds of each call. Raises ClockFailed when there are not two fences for each call, or nothing between."""
-    found: list[list[Event]] = []
-    for event in sorted(events, key=lambda one: one.start):
+    """Seconds of each call. Raises ClockFailed when there are not two fences for each call, or nothing between; and
+    WrongWhenTimed when something ran on another stream than the fences and not within one call."""
+    ordered = sorted(events, key=lambda one: one.start)
+    marks = [event for event in ordered if event.name in fences]
+    if len(marks) != 2 * calls:
+        raise ClockFailed(f"{len(marks)} fences were recorded of {2 * calls}")
+    found: list[list[Event]] = [[]]  # before the first fence, within the first call, between it and the second, ...
+    for event in ordered:
         if event.name in fences:
             found.append([])
-        elif found:
+        else:
             found[-1].append(event)
-    if len(found) != 2 * calls:
-        raise ClockFailed(f"{len(found)} fences were recorded of {2 * calls}")
-    seconds = [_union(inside) * _NS for inside in found[::2]]
+    own = {mark.stream for mark in marks}
+    if len(own) > 1:
+        raise WrongWhenTimed("a call left another stream current than the one it was called on")
+    for number, inside in enumerate(found):
+        within = number % 2 == 1
+        for event in inside:
+            if event.stream not in own and not (within and event.stop <= marks[number].start + _SLACK):
+                side = "beyond" if within else "before"
+                raise WrongWhenTimed(
+                    f"{event.name} ran on a stream of its own (number {event.stream}) {side} call {number // 2 + 1} of "
+                    f"{calls}, outside the time of any call; let it wait for the current stream, and that for it")
+    seconds = [_union(inside) * _NS for inside in found[1::2]]
     if not all(seconds):
         raise ClockFailed(f"nothing was recorded for {seconds.count(0.0)} of {calls} calls")
     return seconds
@@ -59,11 +77,10 @@ class CuptiClock(Clock):
 
     name = "cupti" if torch.version.hip is None else "roctracer"
 
-    def __init__(self, buffer: Tensor) -> None:
-        """``buffer``: complex128, larger than the last cache."""
+    def __init__(self, flush: Flush) -> None:
         super().__init__()
-        self._buffer = buffer
-        self._mark = torch.empty(1, dtype=buffer.dtype, device=buffer.device)
+        self._flush = flush
+        self._mark = torch.empty(1, dtype=torch.complex128, device=flush.device)
         events = self._recorded([])
         self._fences = frozenset(event.name for event in events)
         if len(events) != 2:
@@ -74,19 +91,20 @@ class CuptiClock(Clock):
         return between_fences(self._recorded(steps), self._fences, len(steps))
 
     def _recorded(self, steps: Sequence[Step]) -> list[Event]:
-        """What ran on the device while the steps were made; the two fences alone where there are none."""
+        """What ran on the device while the steps were made; two fences alone where there are none."""
         from torch.profiler import ProfilerActivity, profile
 
         torch.cuda.synchronize()
         with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
             for step in steps:
                 step.before()
-                self._buffer.fill_(1)
+                self._flush()
+                self._mark.fill_(1)
                 result = step.call()
                 self._mark.fill_(1)
                 step.after(result)
             if not steps:
-                self._buffer.fill_(1)
+                self._mark.fill_(1)
                 self._mark.fill_(1)
             torch.cuda.synchronize()
         # The raw records: torch's own list of events costs more time than the calls do.
@@ -99,24 +117,18 @@ def _is_work(record: Any) -> bool:
 
 
 def _event(record: Any) -> Event:
-    return Event(record.name(), record.start_ns(), record.start_ns() + record.duration_ns())
+    start = record.start_ns()
+    return Event(record.name(), start, start + record.duration_ns(), record.device_resource_id())
 
 
-def flush_buffer(device: torch.device, flush_bytes: int) -> Tensor:
-    """A buffer of at least ``flush_bytes`` and of twice the second-level cache."""
-    cache = int(getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0))
-    return torch.empty(max(flush_bytes, 2 * cache) // 16, dtype=torch.complex128, device=device)
-
-
-def device_clock(device: torch.device, flush_bytes: int) -> Clock:
+def device_clock(flush: Flush) -> Clock:
     """The profiler's clock, or CUDA events with the reason why it is not."""
-    buffer = flush_buffer(device, flush_bytes)
     try:
-        return CuptiClock(buffer)
+        return CuptiClock(flush)
     except (ClockFailed, RuntimeError, AssertionError, AttributeError) as error:  # what torch's profiler raises
-        return event_clock(buffer, error)
+        return event_clock(flush, error)
 
 
-def event_clock(buffer: Tensor, reason: Exception) -> EventClock:
+def event_clock(flush: Flush, reason: Exception) -> EventClock:
     """The fallback, which says what it stands for."""
-    return EventClock(buffer, f"not {CuptiClock.name}: {reason}")
+    return EventClock(flush, f"not {CuptiClock.name}: {reason}")

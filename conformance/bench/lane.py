@@ -11,13 +11,14 @@ from typing import Any
 import torch
 
 from conformance.bench.ceilings import Ceilings
-from conformance.bench.clock import Clock, ClockFailed, WallClock
-from conformance.bench.cupti import device_clock, event_clock, flush_buffer
-from conformance.bench.measure import Measured, measure
+from conformance.bench.clock import Clock, ClockFailed, WallClock, WrongWhenTimed
+from conformance.bench.cupti import device_clock, event_clock
+from conformance.bench.flush import Flush
+from conformance.bench.measure import Measured, TooSlow, measure
 from conformance.bench.protocol import Protocol, protocol_of
 from conformance.bench.record import NOT_TIMED, TIMED
 from conformance.bench.roofline import Roof, figures
-from conformance.bench.rotation import Draw, Rotation, WrongWhenTimed, drawn, other_draw
+from conformance.bench.rotation import Draw, Rotation, drawn, other_draw
 from conformance.bench.watch import Watch, watch_of
 from conformance.case import Case
 from conformance.comparison import Subject
@@ -46,9 +47,11 @@ class Lane:
         """The best clock that works here."""
         if self._clock is not None:
             return self._clock
-        if self.device.type == "cpu":
-            return WallClock(self.protocol.flush_bytes)
-        return device_clock(self.device, self.protocol.flush_bytes)
+        return WallClock(self.flush) if self.device.type == "cpu" else device_clock(self.flush)
+
+    @functools.cached_property
+    def flush(self) -> Flush:
+        return Flush(self.device, self.protocol.flush_bytes, self.protocol.flush)
 
     @functools.cached_property
     def ceilings(self) -> Ceilings:
@@ -74,6 +77,8 @@ class Lane:
         except torch.OutOfMemoryError as error:
             self.forget()
             return result, _not_timed(f"out of memory for two draws in two places: {str(error).splitlines()[0]}")
+        except TooSlow as slow:
+            return result, _not_timed(str(slow))
         except ClockFailed as error:
             return result, _not_timed(f"no clock gave times: {error}")
         except Exception as error:
@@ -110,7 +115,7 @@ class Lane:
 
     def _events(self, error: ClockFailed) -> Clock:
         """The clock to fall back to."""
-        return event_clock(flush_buffer(self.device, self.protocol.flush_bytes), error)
+        return event_clock(self.flush, error)
 
     def forget(self) -> None:
         """Give the other draw's memory back."""

@@ -36,7 +36,12 @@ def why_not(result: Mapping[str, Any]) -> str | None:
 
 def verdict_id(result: Mapping[str, Any]) -> str:
     """What ties a timing to its verdict: 16 digits of the SHA-256 of the result's line in the records."""
-    return hashlib.sha256(spelled(result)).hexdigest()[:16]
+    return verdict_of(spelled(result))
+
+
+def verdict_of(line: bytes) -> str:
+    """The same of the line as it stands there."""
+    return hashlib.sha256(line).hexdigest()[:16]
 
 
 def spelled(line: Mapping[str, Any]) -> bytes:

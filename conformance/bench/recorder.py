@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from conformance.recorder import lock, now
 
 # What the first line shares with that of the records: what one must know to believe or repeat a figure
 _IDENTITY = ("arch", "device", "visible_devices", "driver", "python", "platform", "torch", "tilelang", "compiler",
-             "commit", "dirty", "changes", "command", "sizes", "data", "tiers", "operators", "kernels", "workers")
+             "commit", "dirty", "changes", "command", "sizes", "data", "tiers", "operators", "kernels", "workers",
+             "resumed", "merged")
 
 
 def path_beside(records: Path) -> Path:
@@ -22,26 +24,40 @@ def path_beside(records: Path) -> Path:
 
 
 class BenchRecorder:
-    """Writes the timings of one architecture. Raises ConformanceError when the file cannot be written."""
+    """Writes the timings of one architecture. ``carried``: lines of an earlier run that belong to this one, maybe from
+    the very file, which is replaced when all of them are in the new one. Raises ConformanceError when the file cannot
+    be written."""
 
-    def __init__(self, path: Path, run: Mapping[str, Any], protocol: Mapping[str, Any], roles: Mapping[str, str]
-                 ) -> None:
+    def __init__(self, path: Path, run: Mapping[str, Any], protocol: Mapping[str, Any], roles: Mapping[str, str],
+                 carried: Iterable[bytes] = ()) -> None:
         self.path = path
         self.states: Counter[str] = Counter()
         self._lost = ""
+        part = path.with_name(f".{path.name}.part")
         try:
-            self._file = path.open("ab", buffering=0)
-            lock(self._file.fileno(), path)
+            self._held = path.open("ab", buffering=0)
+            lock(self._held.fileno(), path)
+            self._file = part.open("ab", buffering=0)
+            lock(self._file.fileno(), part)
             self._file.truncate(0)
         except OSError as error:
             raise ConformanceError(f"cannot write timings to {path}: {error.strerror}") from None
         identity = {name: run[name] for name in _IDENTITY if name in run}
         self._write({"type": "bench-run", "schema": SCHEMA, "started": now(), **identity, "protocol": dict(protocol),
                      "roles": dict(roles)})
+        for line in carried:
+            self.carry(json.loads(line))
+        if self._lost:
+            part.unlink()
+            raise ConformanceError(f"cannot write timings to {path}: {self._lost}; what it held is untouched")
+        part.replace(path)
 
     def add(self, result: Mapping[str, Any], timing: Mapping[str, Any] | None) -> None:
         """Write the timing of a result, or why it has none."""
-        line = timing_line(result, timing)
+        self.carry(timing_line(result, timing))
+
+    def carry(self, line: Mapping[str, Any]) -> None:
+        """Write a timing as it is."""
         self.states[line["state"]] += 1
         self._write(line)
 
@@ -59,6 +75,7 @@ class BenchRecorder:
         """Write the end line."""
         self._write({"type": "end", "finished": now(), "counts": dict(self.states), "problems": self.problems()})
         self._file.close()
+        self._held.close()
 
     def _write(self, line: Mapping[str, Any]) -> None:
         data = spelled(line) + b"\n"

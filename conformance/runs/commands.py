@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from conformance.bench.recorder import path_beside
 from conformance.errors import ConformanceError
 
 OK, FAILED = 0, 1
@@ -25,8 +26,9 @@ was killed.
 """
 _MERGE = """\
 Joins the record files that 'pytest --shard I/N' left on several machines into one record file per architecture and its
-pages. Nothing is written when a shard is missing, doubled, unfinished, or differs in commit, versions, device, sizes or
-plan. Exit code 1 when there are failures, or when the cases that every shard repeats came out otherwise somewhere.
+pages, and the timings beside them, if there are any. Nothing is written when a shard is missing, doubled, unfinished,
+or differs in commit, versions, device, sizes or plan. Exit code 1 when there are failures, or when the cases that every
+shard repeats come out otherwise somewhere.
 """
 _DIFF = """\
 Holds a second run against a first, of two commits or of two architectures: new failures, lost results (without a line,
@@ -100,6 +102,10 @@ def _merge(args: argparse.Namespace) -> int:
     recorders = merge(args.records, args.out, allowed)
     for page in pages_of([recorder.path for recorder in recorders], recorders[0].path.parent):
         print(page)
+    for recorder in recorders:
+        if recorder.run.get("bench") and (timings := path_beside(recorder.path)).exists():
+            for page in reports_folder().write_bench(timings, timings.parent):
+                print(page)
     for recorder in recorders:
         failed = [f"{recorder.failing} of {recorder.done} results failed"] if recorder.failing else []
         for complaint in (*failed, *recorder.problems()):

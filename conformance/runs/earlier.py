@@ -1,4 +1,5 @@
-"""Record files of earlier runs as they stand, line by line: for what goes on from them or joins them.
+"""Record files and files of timings of earlier runs as they stand, line by line: for what goes on from them or joins
+them.
 
 The pages read records into typed ones (``reports``); here a result stays the bytes that were written, so that it is
 handed on unchanged and 100 000 of them stay small.
@@ -18,9 +19,22 @@ SCHEMA = 1
 
 
 @dataclass(frozen=True)
+class Form:
+    """What a kind of file is called, and the types of its first line and of those that it is there for."""
+
+    name: str
+    first: str
+    line: str
+
+
+RECORDS = Form("record file", "run", "result")
+TIMINGS = Form("file of timings", "bench-run", "timing")
+
+
+@dataclass(frozen=True)
 class Earlier:
-    """One record file. ``lines``: the last whole line of each result by `key`. ``end``: None when the run was killed.
-    ``truncated``: the last line was cut off, and is not among them."""
+    """One file. ``lines``: the last whole line of each result, or timing, by `key`. ``end``: None when the run was
+    killed. ``truncated``: the last line was cut off, and is not among them."""
 
     path: Path
     run: Mapping[str, Any]
@@ -41,8 +55,8 @@ def key(case: str, kernel: str) -> str:
     return f"{case} on {kernel}"
 
 
-def read_earlier(path: Path) -> Earlier:
-    """Read one record file. Raises ConformanceError (file, line, what is wrong), except on a cut-off last line."""
+def read_earlier(path: Path, form: Form = RECORDS) -> Earlier:
+    """Read one file. Raises ConformanceError (file, line, what is wrong), except on a cut-off last line."""
     try:
         content = path.read_bytes().split(b"\n")
     except OSError as error:
@@ -57,20 +71,21 @@ def read_earlier(path: Path) -> Earlier:
         try:
             value = json.loads(line)
             kind = value["type"]
-            if kind == "result":
+            if kind == form.line:
                 lines[key(value["case"], value["kernel"])] = line
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             if number == len(content):  # no newline after it: the writer was killed here
                 truncated = True
                 break
             what = f"{type(error).__name__} {error}"
-            raise ConformanceError(f"{path}:{number}: no line of a record file: {what}") from None
-        if kind == "run":
+            raise ConformanceError(f"{path}:{number}: no line of a {form.name}: {what}") from None
+        if kind == form.first:
             run = value
         elif kind == "end":
             end = value
     if run is None or run.get("schema") != SCHEMA or "arch" not in run:
-        raise ConformanceError(f"{path}: no 'run' line of schema {SCHEMA}: no record file, or killed at its very start")
+        raise ConformanceError(f"{path}: no '{form.first}' line of schema {SCHEMA}: no {form.name}, or killed at its "
+                               "very start")
     return Earlier(path, run, lines, end, truncated)
 
 

@@ -79,7 +79,7 @@ def resumed_facts(earlier: Earlier, line: Mapping[str, Any], taken: int, anyway:
 
     Raises ConformanceError when that run differs from this one, unless its results are to be taken ``anyway``.
     """
-    found = differences(earlier.run, line, (*FACTS, "plan"))
+    found = differences(earlier.run, line, (*FACTS, "plan", "bench"))
     before, now = earlier.run.get("shard") or {}, line.get("shard") or {}
     if (before.get("index"), before.get("count")) != (now.get("index"), now.get("count")):
         found["shard"] = f"{_shard(before)} there, {_shard(now)} here"

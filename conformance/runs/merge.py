@@ -13,10 +13,12 @@ from conformance.registry import ROOT
 from conformance.runs.earlier import Earlier, read_earlier
 from conformance.runs.same_run import FACTS
 from conformance.runs.shard_checks import check, disagreements, in_order
+from conformance.runs.timings import is_timings, join
 
 
 def merge(paths: Sequence[Path], out: Path | None, allowed: Sequence[str]) -> list[Recorder]:
-    """Join shards and write one record file per architecture below ``out`` (default: reports/).
+    """Join shards and write one record file per architecture below ``out`` (default: reports/), and one of timings
+    beside it where they have some.
 
     ``allowed``: facts that may differ between machines. Raises ConformanceError, and writes nothing, when the shards
     do not make up one plan: one is missing, doubled, killed, or ran something else or somewhere else.
@@ -26,9 +28,11 @@ def merge(paths: Sequence[Path], out: Path | None, allowed: Sequence[str]) -> li
             raise unknown_name("fact of --allow", name, FACTS)
     directory = out or ROOT / "reports"
     by_arch: dict[str, list[Earlier]] = {}
-    for path in dict.fromkeys(paths):
+    for path in dict.fromkeys(path for path in paths if not is_timings(path)):  # these are found beside their records
         shard = read_earlier(path)
         by_arch.setdefault(shard.arch, []).append(shard)
+    if not by_arch:
+        raise ConformanceError(f"{paths[0]}: is a file of timings; give the record files, beside which these are found")
     differing = {arch: check(shards, allowed) for arch, shards in by_arch.items()}
     for arch, shards in by_arch.items():
         target = directory / f"{arch}.jsonl"
@@ -62,6 +66,10 @@ def _join(shards: Sequence[Earlier], target: Path, differs: dict[str, str]) -> R
         recorder.add(json.loads(result))
     for note in (*_notes(shards), *map(str, apart)):
         recorder.note(note)
+    if (timings := join(shards, recorder)) is not None:
+        timings.close()
+        for problem in timings.problems():
+            recorder.note(problem)
     longest = max(float((shard.end or {}).get("seconds") or 0) for shard in shards)
     recorder.close(bool(recorder.failing), seconds=longest)
     return recorder

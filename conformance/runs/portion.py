@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 from conformance.errors import ConformanceError
 from conformance.runs.earlier import Earlier, earlier_runs, key
 from conformance.runs.sharding import Item, Shard, parse_shard, recorded_costs, split
+from conformance.runs.timings import tied, timings_beside
 
 _GIVEN, _DIVIDED = "portion.json", "divided-{}.json"
 
@@ -36,12 +37,14 @@ class Division:
 @dataclass(frozen=True)
 class Portion:
     """``recorded``: architecture -> keys of results that are there. ``costs``: architecture -> key -> seconds.
-    ``earlier``: the runs that are resumed, known to the controller only."""
+    ``earlier`` and ``timings``: the runs that are resumed, known to the controller only."""
 
     shard: Shard | None = None
     recorded: Mapping[str, frozenset[str]] = field(default_factory=dict)
     costs: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     earlier: Mapping[str, Earlier] = field(default_factory=dict)
+    timings: Mapping[str, Earlier] = field(default_factory=dict)  # of the runs that are resumed, where cases are timed
+    whole_cases: bool = False  # a case is done when it is on all kernels, which are compared with one another
     anyway: bool = False  # results of a run that differs are taken, too
 
     @property
@@ -73,6 +76,9 @@ class Portion:
         else:
             kept = list(mine)
         done = {i for i in kept if key(items[i].case.id, items[i].kernel) in self.recorded.get(items[i].arch, ())}
+        if self.whole_cases:
+            begun = {(items[i].arch, items[i].case.id) for i in kept if i not in done}
+            done = {i for i in done if (items[i].arch, items[i].case.id) not in begun}
         known = sum(key(item.case.id, item.kernel) in self.costs.get(item.arch, ()) for item in items)
         division = Division([items[i].nodeid for i in kept if i in done], elsewhere, identity, seconds, known)
         return [i for i in kept if i not in done], division
@@ -94,9 +100,14 @@ class Portion:
 
 
 def read_portion(
-    shard: str | None, costs: str | None, resume: str | None, anyway: bool, archs: Iterable[str]
+    shard: str | None, costs: str | None, resume: str | None, anyway: bool, archs: Iterable[str],
+    timed: Collection[str] = (),
 ) -> Portion:
-    """The portion that options ask for. Raises ConformanceError for a malformed one or an unreadable file."""
+    """The portion that options ask for. ``timed``: architectures on which of an earlier run only results with their
+    timings are taken.
+
+    Raises ConformanceError for a malformed one or an unreadable file.
+    """
     names = list(archs)
     part = parse_shard(shard)
     if costs and part is None:
@@ -105,11 +116,14 @@ def read_portion(
         raise ConformanceError("--resume-anyway: says what to do about differences; give --resume=RECORDS as well")
     earlier = earlier_runs("--resume", Path(resume), names) if resume else {}
     dear = earlier_runs("--shard-costs", Path(costs), names) if costs else {}
+    timings = {arch: timings_beside(run) for arch, run in earlier.items() if arch in timed}
     return Portion(
         part,
-        {arch: frozenset(run.lines) for arch, run in earlier.items()},
+        {arch: frozenset(tied(run, timings[arch]) if arch in timings else run.lines) for arch, run in earlier.items()},
         {arch: _seconds(run) for arch, run in dear.items()},
         earlier,
+        timings,
+        bool(timings),
         anyway,
     )
 
@@ -124,6 +138,7 @@ def hand_on(portion: Portion, directory: Path) -> None:
         "shard": str(portion.shard) if portion.shard else None,
         "recorded": {arch: sorted(keys) for arch, keys in portion.recorded.items()},
         "costs": portion.costs,
+        "whole_cases": portion.whole_cases,
     }
     (directory / _GIVEN).write_text(json.dumps(value), encoding="utf-8")
 
@@ -132,7 +147,7 @@ def handed_on(directory: Path) -> Portion:
     """In a worker: the portion that `hand_on` wrote."""
     value = json.loads((directory / _GIVEN).read_text(encoding="utf-8"))
     recorded = {arch: frozenset(keys) for arch, keys in value["recorded"].items()}
-    return Portion(parse_shard(value["shard"]), recorded, value["costs"])
+    return Portion(parse_shard(value["shard"]), recorded, value["costs"], whole_cases=value["whole_cases"])
 
 
 def report_division(division: Division, directory: Path, worker: str) -> None:

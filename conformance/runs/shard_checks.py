@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from conformance.errors import ConformanceError
+from conformance.runs import timings
 from conformance.runs.earlier import Earlier, key
 from conformance.runs.same_run import FACTS, differences, plan_digest
 
@@ -47,6 +48,7 @@ def check(shards: Sequence[Earlier], allowed: Sequence[str]) -> dict[str, str]:
             raise ConformanceError(f"{shard.path}: its 'shard' lacks {', '.join(sorted(absent))}; was the file edited?")
     shards = in_order(shards)
     found = [*_numbering(shards), *(text for shard in shards if (text := _unfinished(shard)))]
+    found += timings.problems(shards)
     differs: dict[str, str] = {}
     first = _whole(shards[0])
     for shard in shards[1:]:

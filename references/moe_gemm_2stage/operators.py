@@ -1,14 +1,14 @@
-"""What the three operators have in common: variants, cost, policies and the budget in words."""
+"""What the three operators have in common: variants, policies and the budget in words."""
 
 from __future__ import annotations
 
 from conformance.case import Case
-from conformance.operator import Call, Cost, Operator
-from references.moe_gemm_2stage.contract import ARGUMENTS, output, sizes_of, validate
+from conformance.operator import Operator
+from references.moe_gemm_2stage.contract import ARGUMENTS, output, validate
+from references.moe_gemm_2stage.cost import cost
 from references.moe_gemm_2stage.faults import FAULTS
 from references.moe_gemm_2stage.inputs import inputs, memory
 from references.moe_gemm_2stage.reference import PUBLISHED, reference
-from references.moe_gemm_2stage.sorting import routed
 from references.moe_gemm_2stage.storage import STORED
 
 _POLICIES = {
@@ -47,21 +47,6 @@ _ENDS = {
 }
 
 
-_ARITHMETIC = {"fp8": "e4m3", "fp16": "fp16", "int8": "int8", "int8smooth": "int8", "int4": "int8"}  # others: bf16
-
-
-def _cost(call: Call) -> Cost:
-    """Routed rows only: two operations per product, each routed expert's weights and each row once."""
-    given, of = call.arguments, sizes_of(call.arguments)
-    served = routed(given["topk_ids"], of["E"], given["expert_mask"])
-    routes, experts = int(served.sum()), len(given["topk_ids"][served].unique())
-    products = (2 * of["I"] * of["H"] if "w1" in given else 0) + (of["H"] * of["I"] if "w2" in given else 0)
-    weights = sum(given[name].nbytes // of["E"] * experts for name in ("w1", "w2") if name in given)
-    rows = sum(given[name].nbytes for name in ("x", "a2") if name in given)
-    return Cost(2 * routes * products, weights + rows + call.output.nbytes,
-                _ARITHMETIC.get(given["in_dtype"], "bf16"))
-
-
 def _variant(case: Case) -> str:
     return case.get("in")
 
@@ -71,7 +56,7 @@ def declare(name: str, about: str) -> Operator:
     weight = _DOWEIGHT if name == "moe_gemm1" else _WEIGHT
     return Operator(
         name=name, about=about, arguments=ARGUMENTS[name], variants=STORED, variant=_variant, validate=validate,
-        output=output, inputs=inputs, reference=reference, memory=memory, cost=_cost,
+        output=output, inputs=inputs, reference=reference, memory=memory, cost=cost,
         policies=_POLICIES | weight | (_CHAIN if name == "moe_gemm_2stage" else {}),
         budget=_BUDGET + _ENDS[name], published=PUBLISHED[name], faults=FAULTS,
     )

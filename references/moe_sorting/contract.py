@@ -10,7 +10,15 @@ from torch import Tensor
 from conformance.case import Case
 from conformance.formats import FORMATS
 from conformance.operator import Arguments, Call, Cost, Output
-from references.moe_gemm_2stage.sorting import DUPLICATES, INVALID, MOST_SLOTS, MOST_TOKENS, capacity, check_ids
+from references.moe_gemm_2stage.sorting import (
+    DUPLICATES,
+    INVALID,
+    MOST_SLOTS,
+    MOST_TOKENS,
+    capacity,
+    check_ids,
+    routed,
+)
 
 VARIANTS = ("base", "expert_parallel")
 ARGUMENTS = ("topk_ids", "topk_weights", "expert_mask", "experts", "block", "hidden", "buffer_dtype", "invalid",
@@ -102,6 +110,12 @@ def output(arguments: Arguments, dtype: torch.dtype | None) -> dict[str, Output]
 
 
 def cost(call: Call) -> Cost:
-    """Roofline: nothing is computed; every input is read and every output is written once."""
-    read = sum(value.nbytes for value in call.arguments.values() if isinstance(value, Tensor))
-    return Cost(0, read + sum(form.nbytes for form in call.outputs.values()))
+    """Roofline: nothing is computed. Ids and mask are read, weights of routed slots read and written, experts of blocks
+    in use written, and the whole of the id list, which ends in sentinels, and of the buffer."""
+    given, forms = call.arguments, call.outputs
+    mask = given["expert_mask"]
+    counts = given["topk_ids"][routed(given["topk_ids"], given["experts"], mask)].unique(return_counts=True)[1]
+    routes, blocks = int(counts.sum()), int((-(-counts // given["block"])).sum())
+    read = given["topk_ids"].nbytes + (0 if mask is None else mask.nbytes)
+    whole = sum(forms[name].nbytes for name in ("sorted_token_ids", "num_valid_ids", "moe_buf"))
+    return Cost(0, read + 8 * routes + 4 * blocks + whole)

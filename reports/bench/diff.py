@@ -50,7 +50,12 @@ class BenchDiff:
 
     @property
     def worse(self) -> bool:
-        return bool(self.regressions or self.lost)
+        return bool(self.regressions or self.lost or self.vain)
+
+    @property
+    def vain(self) -> bool:
+        """Whether no timing of the first run could be compared, although both have some."""
+        return bool(self.apart) and not self.common
 
 
 def bench_diff(first: BenchRun, second: BenchRun, threshold: float = THRESHOLD) -> BenchDiff:
@@ -102,7 +107,7 @@ def _remarks(first: BenchRun, second: BenchRun) -> tuple[str, ...]:
 
 def tables(found: BenchDiff) -> str:
     """The comparison as plain tables, ending in a newline."""
-    word = "SLOWER" if found.worse else "NOT SLOWER"
+    word = "NOTHING COMPARED" if found.vain else "SLOWER" if found.worse else "NOT SLOWER"
     head = (f"{word}: {plural(len(found.regressions), 'regression')} beyond {spelling.percent(found.threshold)} and "
             f"spread, {plural(len(found.lost), 'lost timing')}, {plural(len(found.improvements), 'improvement')}, "
             f"{len(found.noise)} within the spread; {plural(found.common, 'timing')} in both")

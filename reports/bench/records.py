@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ SCHEMA = 1
 TIMED, NOT_TIMED = "timed", "not-timed"
 KINDS = {"device": "device time", "cpu": "CPU time"}
 BASELINE, PYTORCH = "baseline", "pytorch"
+_SMALLEST, _LARGEST = 1e-30, 1e30  # of figures; what lies beyond was never measured
 _NAMED = ("model", "shape")  # parameters that name a workload
 
 
@@ -73,7 +75,8 @@ class Timing:
 @dataclass(frozen=True)
 class BenchRun:
     """A whole file. roles: kernel -> "baseline", "pytorch" or "candidate". ended: whether the run wrote its last line.
-    timings: one per case and kernel, in order of first appearance."""
+    timings: one per case and kernel, in order of first appearance. resumed: the runs that it goes on from, the latest
+    last; merged: what is known of the shards that it was joined from."""
 
     path: Path
     started: str
@@ -86,6 +89,8 @@ class BenchRun:
     timings: tuple[Timing, ...]
     ended: bool
     problems: tuple[str, ...]
+    resumed: tuple[Mapping[str, Any], ...] = ()
+    merged: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def timed(self) -> tuple[Timing, ...]:
@@ -144,9 +149,19 @@ def _run(path: Path, fields: Fields, timings: tuple[Timing, ...], ended: bool, p
     facts |= {"commit": (fields.text("commit", "") or "unknown") + dirty, "workers": str(fields.integer("workers", 1))}
     return BenchRun(
         path, fields.text("started", ""), fields.text("arch"), fields.text("device", ""), facts,
-        fields.text("sizes", ""), fields.table("protocol"),
-        fields.strings(fields.table("roles"), "roles"), timings, ended, problems,
+        fields.text("sizes", ""), _protocol(fields),
+        fields.strings(fields.table("roles"), "roles"), timings, ended, problems, fields.tables("resumed"),
+        fields.table("merged"),
     )
+
+
+def _protocol(fields: Fields) -> Mapping[str, Any]:
+    table = fields.table("protocol")
+    for name, value in table.items():
+        if not isinstance(value, (str, int, float)) or (isinstance(value, float) and not math.isfinite(value)):
+            raise ReportError(f"{fields.where}: protocol: {name!r} must be a finite number or a string, is "
+                              f"{value!r:.60}")
+    return table
 
 
 def _timing(fields: Fields) -> Timing:
@@ -166,23 +181,37 @@ def _timing(fields: Fields) -> Timing:
     kind = fields.text("kind")
     if kind not in KINDS:
         raise ReportError(f"{fields.where}: unknown kind of time {kind!r}; known: {', '.join(KINDS)}")
-    seconds = _number(fields, "seconds")
-    if not seconds > 0:
-        raise ReportError(f"{fields.where}: 'seconds' must be more than 0, is {seconds}")
     return Timing(
         **common, kind=kind, clock=fields.text("clock", ""), clock_note=fields.text("clock_note", ""),
         watched=fields.text("watched", ""), remarks=fields.texts("remarks"), exchanged=fields.flag("exchanged"),
-        seconds=seconds, spread=_number(fields, "spread"), bytes=fields.integer("bytes"),
-        flops=fields.integer("flops"), arithmetic=fields.text("arithmetic", ""),
-        copy=_number(ceilings, "copy"), product=ceilings.number("product"), bandwidth=_number(figures, "bandwidth"),
-        rate=_number(figures, "rate"), intensity=_number(figures, "intensity"), bound=figures.text("bound", ""),
-        of_copy=_number(figures, "of_copy"), of_copy_at_size=_number(figures, "of_copy_at_size"),
-        of_product=figures.number("of_product"), of_roof=_number(figures, "of_roof"),
+        seconds=_number(fields, "seconds", zero=False), spread=_number(fields, "spread"),
+        bytes=_count(fields, "bytes"), flops=_count(fields, "flops"), arithmetic=fields.text("arithmetic", ""),
+        copy=_number(ceilings, "copy", zero=False), product=_optional(ceilings, "product", zero=False),
+        bandwidth=_number(figures, "bandwidth"), rate=_number(figures, "rate"),
+        intensity=_number(figures, "intensity"), bound=figures.text("bound", ""), of_copy=_number(figures, "of_copy"),
+        of_copy_at_size=_number(figures, "of_copy_at_size"), of_product=_optional(figures, "of_product"),
+        of_roof=_number(figures, "of_roof"),
     )
 
 
-def _number(fields: Fields, key: str) -> float:
-    value = fields.number(key)
+def _number(fields: Fields, key: str, zero: bool = True) -> float:
+    value = _optional(fields, key, zero)
     if value is None:
         raise ReportError(f"{fields.where}: {key!r} is missing")
+    return value
+
+
+def _optional(fields: Fields, key: str, zero: bool = True) -> float | None:
+    """A number that a measurement can have, so that pages can calculate with it; 0 only where it may be ``zero``."""
+    value = fields.number(key)
+    if value is None or _SMALLEST <= value <= _LARGEST or (zero and value == 0):
+        return value
+    bound = "0 or more than 0" if zero else "more than 0"
+    raise ReportError(f"{fields.where}: {key!r} must be a finite number, {bound}, is {value}")
+
+
+def _count(fields: Fields, key: str) -> int:
+    value = fields.integer(key)
+    if not 0 <= value <= _LARGEST:
+        raise ReportError(f"{fields.where}: {key!r} must be 0 or more and no more than {_LARGEST:g}")
     return value

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from reports.bench.ratios import Ratio
 from reports.bench.records import KINDS, BenchRun, Timing
+from reports.origin import but
 from reports.text import DASH, number
 
 NOISE = "noise"
@@ -73,8 +76,8 @@ def protocol(run: BenchRun) -> str:
     """The protocol in a line."""
     get = run.protocol.get
     return (f"warm-up {get('warmup')}, {get('repeats')} repeats x {get('trials')} trials, {get('runs')} runs; "
-            f"{get('figure')}; {get('flush')}; inputs: {get('inputs')}; outputs: {get('outputs')}; "
-            f"compilation: {get('compilation')}")
+            f"{get('figure')}; flush {get('flush')}: {get('flushing')}; inputs: {get('inputs')}; "
+            f"outputs: {get('outputs')}; compilation: {get('compilation')}")
 
 
 def ceilings(run: BenchRun) -> list[tuple[str, str]]:
@@ -97,6 +100,7 @@ def remarks(run: BenchRun) -> list[str]:
     found = [*run.problems]
     if not run.ended:
         found.append("the run did not finish: there are fewer timings than were planned")
+    found += _origin(run)
     if run.sizes != "official":
         found.append(f"{run.sizes or 'unknown'} sizes: not the official workloads")
     for note in dict.fromkeys(timing.clock_note for timing in run.timed if timing.clock_note):
@@ -110,6 +114,18 @@ def remarks(run: BenchRun) -> list[str]:
     if run.kind == "device" and not all(timing.watched for timing in run.timed):
         found.append("the card was not watched: whether it was throttled or shared is not known")
     return found
+
+
+def _origin(run: BenchRun) -> Iterator[str]:
+    """Where timings come from that this run did not make by itself."""
+    for earlier in run.resumed:
+        yield (f"resumed: {earlier.get('results')} cases on their kernels are as the run timed them that started "
+               f"{earlier.get('started')}" + but(earlier, "which differs in"))
+    if run.merged:
+        yield f"joined from {run.merged.get('shards')} shards, each with the times of its own machine" + but(
+            run.merged, "taken although they differ in")
+        for place in run.merged.get("times") or ():
+            yield f"two machines' times of {place[1]} are {place[0]} times apart, beyond their spreads"
 
 
 def reasons(run: BenchRun) -> dict[tuple[str, str], int]:

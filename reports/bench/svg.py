@@ -14,6 +14,7 @@ from reports.bench.records import Timing
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP, _RIGHT = 860, 380, 74, 44, 16, 150
 _BAR, _GAP, _LABEL = 13, 9, 230
+_LONGEST = 42  # characters that the room for labels has
 _Scale = Callable[[float], float]
 
 
@@ -141,6 +142,7 @@ def _line(x1: float, y1: float, x2: float, y2: float, strength: float) -> str:
 
 
 def _text(x: float, y: float, words: str, anchor: str = "start") -> str:
+    words = words if len(words) <= _LONGEST else f"{words[: _LONGEST - 1]}…"  # titles have the whole names
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="currentColor">{escape(words)}</text>'
 
 
