@@ -8,6 +8,7 @@ from torch import Tensor
 
 from conformance.diagnosis.diagnose import Allowance
 from conformance.diagnosis.inquiry import explain
+from conformance.formats import bits
 from conformance.guards import checksum, checksums, unwritten
 from conformance.joint import Joint
 from conformance.kernel import LEVELS
@@ -105,7 +106,7 @@ def _changed(call: Call, sums: dict[str, int]) -> str:
 
 def _explained(verdict: Verdict, part: Launched, reference: Reference) -> Verdict:
     """The verdict with the launch it belongs to and, where elements still hold poison, that they were not written."""
-    left = unwritten(part.result, part.poison)
+    left = unwritten(part.result, part.poison) & (bits(part.result) != bits(reference.golden))
     if reference.open is not None:
         left &= ~reference.open
     count = int(left.sum())

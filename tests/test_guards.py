@@ -85,6 +85,16 @@ def test_gaps_between_the_rows_of_a_strided_output() -> None:
     assert output.overrun(0) == f"1 bytes changed after the output (nearest at byte offset {BAND - 1})"
 
 
+def test_the_gap_behind_the_only_row_counts_too() -> None:
+    """One row is contiguous whatever its stride; the bytes up to the next row's place are none of its own."""
+    output = GuardedOutput.allocate(Output((1, 256), torch.bfloat16, gap=64), CPU)
+    output.poison(1)
+    output.tensor.zero_()
+    assert output.overrun(1) is None
+    output.storage[BAND + 512] = 0
+    assert output.overrun(1) == "1 bytes changed between the output's rows"
+
+
 @pytest.mark.parametrize("byte", [0, 0x5A, 0xA5, 0xFF])
 def test_a_constant_written_beside_the_output_is_seen(byte: int) -> None:
     output = allocated()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_samples import CPU, NAME, edge_cases, narrow, right, sample, subject
+from engine_samples import CPU, NAME, call_of, edge_cases, narrow, right, sample, subject
 from engine_samples import one_thread as one_thread
 from torch import Tensor
 
@@ -993,3 +993,20 @@ def test_inputs_of_any_size_are_looked_at_under_both_poisons() -> None:
     result = judged(filling(body), sample(tokens=3, topk=2, hidden=1024, routing="sparse"))
     assert (result.state, result.kind) == ("fail", "input-changed")
     assert "run with poison 0: wrote to its input x" in result.message
+
+
+def test_right_elements_that_look_like_poison_are_not_called_unwritten() -> None:
+    """0x5A is a number of e4m3: it is right in some places, and was written there."""
+    def body(given: Arguments, out: Tensor) -> None:
+        fill_right(given, out)
+        if seen:
+            out[0, 0] = -float(out[0, 0].float()) or 1.0
+        seen.append(1)
+
+    seen: list[int] = []
+    case = sample(**{"in": "bf16", "out": "e4m3", "tokens": 61, "topk": 8, "hidden": 1024, "sf": "none"})
+    golden = call_of(case)[1].golden
+    assert bool((golden.view(torch.uint8) == 0x5A).any())
+    result = judged(filling(body, repeatable=False), case)
+    assert (result.state, result.wrong) == ("fail", 1)
+    assert "still hold" not in result.message

@@ -93,8 +93,8 @@ def _draw(case: Case, sizes: str, device: torch.device, seed: int) -> _Drawn:
                             of.block)
     arguments: Arguments = {
         "sorted_token_ids": routes.token_ids, "sorted_weights": routes.weights, "sorted_expert_ids": routes.expert_ids,
-        "num_valid_ids": routes.num_valid[:1].clone(), "topk_ids": ids, "topk_weights": placed(weights),
-        "expert_mask": mask, "in_dtype": mode.name, "block": of.block,
+        "num_valid_ids": placed(routes.num_valid[:1]), "topk_ids": placed(ids), "topk_weights": placed(weights),
+        "expert_mask": None if mask is None else placed(mask), "in_dtype": mode.name, "block": of.block,
     }
     served = sorting.routed(ids, of.experts, mask)
     numbering = torch.arange(of.experts, device=device) if mask is None else sorting.local_ids(mask)
@@ -112,7 +112,7 @@ def _draw(case: Case, sizes: str, device: torch.device, seed: int) -> _Drawn:
         _add_weight("w2", of.hidden, of.inter, _W2, point, arguments, places)
     if "smooth2" in here and mode.slot_major:
         count = of.experts if mask is None else int((mask != 0).sum())
-        arguments["smooth2"] = draw.smoothing(count, of.inter, seed + _SMOOTH, device)
+        arguments["smooth2"] = placed(draw.smoothing(count, of.inter, seed + _SMOOTH, device))
     return _Drawn(data, arguments, places, routes, {})
 
 
