@@ -16,10 +16,11 @@ from conformance.errors import NotSupported, spelled_out, text_of, trace_of
 from conformance.guards import checksum, checksums
 from conformance.joint import Joint
 from conformance.kernel import Kernel
-from conformance.launch import CaptureFailed, Damaged, KernelRaised, Launcher
+from conformance.launch import Launcher
 from conformance.layouts import MAY_REFUSE
 from conformance.operator import Shared
 from conformance.pins import changed
+from conformance.raised import CaptureFailed, Damaged, KernelRaised
 from conformance.registry import matrix, operator
 from conformance.result import REJECTED, Result, Settings, blank_result, refusal, why_not_run
 from conformance.vacuity import accepted, is_proved
@@ -141,6 +142,8 @@ class Judge:
         launcher = Launcher(contract, kernel, subject.call, self.settings.sizes, self.device, self.shared)
         try:
             verdict, path = launch_and_compare(launcher, subject, self._allowance)
+        except Damaged as damage:
+            return replace(blank, state="fail", kind="guard", message=f"{case.id} on {kernel.name}: {damage}")
         except KernelRaised as raised:
             error = raised.__cause__
             assert error is not None
@@ -155,8 +158,6 @@ class Judge:
                 where = "cannot be captured in a CUDA graph (where that is so by design, declare graph_safe=False): "
             text = f"{case.id} on {kernel.name}: {where}raised {spelled_out(error)}"
             return replace(blank, state="error", kind="exception", message=text, trace=trace_of(error, 12))
-        except Damaged as damage:
-            return replace(blank, state="fail", kind="guard", message=f"{case.id} on {kernel.name}: {damage}")
         return replace(
             blank,
             state="pass" if verdict.passed else "fail",

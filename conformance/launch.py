@@ -6,7 +6,6 @@ Each way returns the results that must all be right, labelled, for the engine to
 from __future__ import annotations
 
 import contextlib
-import dis
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,21 +19,10 @@ from conformance.formats import bits
 from conformance.guards import Buffers, Storages, memory_lost
 from conformance.kernel import Kernel
 from conformance.operator import ONLY, Call, Operator, Shared, by_name
+from conformance.raised import CaptureFailed, Damaged, KernelRaised, raised_by_code
 from conformance.restore import torch_settings_kept
 
 REPEATS = 25
-
-
-class KernelRaised(Exception):
-    """A kernel raised; ``__cause__`` is what it raised. Tells its faults from those of the suite."""
-
-
-class Damaged(Exception):
-    """A kernel did something to the memory of its arguments after which nothing can be compared; says what."""
-
-
-class CaptureFailed(KernelRaised):
-    """A kernel cannot be captured in a CUDA graph."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +94,7 @@ class Launcher:
                          for name, value in arguments.items()}
                 result, path = self.kernel.run(given, out.tensors(), config, validate)
         except BaseException as error:
-            if isinstance(error, KeyboardInterrupt) and not _raised_by_code(error):
+            if isinstance(error, KeyboardInterrupt) and not raised_by_code(error):
                 raise
             raise KernelRaised from error
         if (what := storages.changed()) is not None:
@@ -126,14 +114,6 @@ class Launcher:
         block = Buffers.allocate(self.call, self.device)
         block.poison(poison)
         del block
-
-
-def _raised_by_code(error: BaseException) -> bool:
-    """Whether a ``raise`` statement raised it: Ctrl-C arrives between statements."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return trace is not None and dis.opname[trace.tb_frame.f_code.co_code[trace.tb_lasti]] == "RAISE_VARARGS"
 
 
 def _plain(launcher: Launcher) -> Iterator[Launched]:

@@ -16,8 +16,9 @@ from conformance.diagnosis.evidence import gather
 from conformance.diagnosis.exact import diagnose_exact
 from conformance.formats import bits
 from conformance.joint import Joint
-from conformance.launch import KernelRaised, Launched, Launcher
+from conformance.launch import Launched, Launcher
 from conformance.operator import Call, Fault, FaultyOutputs, Reference, References, Shared
+from conformance.raised import KernelRaised
 from conformance.verdict import Verdict, check_form, judge
 
 KINDS = frozenset({"nan-map", "inf-map", "exact", "bits", "budget", "published", "poison"})

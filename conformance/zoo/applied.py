@@ -9,8 +9,9 @@ from conformance.case import Case
 from conformance.formats import bits
 from conformance.guards import checksum
 from conformance.kernel import Kernel
-from conformance.launch import KernelRaised, Launcher
+from conformance.launch import Launcher
 from conformance.operator import Shared
+from conformance.raised import KernelRaised
 from conformance.registry import operator
 from conformance.restore import process_kept
 
