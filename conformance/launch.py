@@ -18,7 +18,7 @@ from conformance.formats import bits
 from conformance.guards import Buffers
 from conformance.kernel import Kernel
 from conformance.operator import ONLY, Call, Operator, Shared, by_name
-from conformance.restore import torch_settings_kept
+from conformance.torch_settings import torch_settings_kept
 
 REPEATS = 25
 

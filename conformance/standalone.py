@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
     from conformance.launch import Launched
     from conformance.operator import Shared
     from conformance.registry import kernels, operator
-    from conformance.restore import torch_settings_kept
+    from conformance.torch_settings import torch_settings_kept
     from conformance.result import Settings, why_not_run
 
     case = parse_case(CASE)

@@ -24,7 +24,7 @@ from conformance.comparison import Subject
 from conformance.kernel import Kernel
 from conformance.operator import Cost, Shared
 from conformance.registry import matrix, operator
-from conformance.restore import torch_settings_kept
+from conformance.torch_settings import torch_settings_kept
 from conformance.result import Result, Settings
 
 Timing = dict[str, Any]
