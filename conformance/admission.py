@@ -11,7 +11,7 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,8 @@ from typing import Any
 
 from conformance.memory import DeviceMemory, spelled
 
-_CAPACITY, _FACTORS = "capacity", "factors"
+_CAPACITY, _FACTORS, _FIRST = "capacity", "factors", "first"
+_FAIR = 5.0  # seconds that one process waits before the others are no longer let in ahead of it
 _SETTLE = 3.0  # seconds: what has just died, or been freed elsewhere, gives its memory back late
 _PAUSE = 0.02
 _MOST = 3.0  # times an estimate: a kernel that hoards memory must not keep others from running
@@ -64,10 +65,14 @@ class Admission:
         give memory back and ask for it again takes longer than many a case.
 
         With ``alone`` it waits until no other process has a grant, and takes all that there is. Refused: the case does
-        not fit even so, by more than estimates may be wrong (``stretch``). A case that fits alone never starves.
+        not fit even so, by more than estimates may be wrong (``stretch``). A case that fits alone never starves: after
+        a while nobody is let in before the one who has waited longest.
         """
-        need = self._corrected(estimate, operator)
-        if not alone and need <= self._granted <= 2 * need and self._memory.held() <= self._granted:
+        with self._ledger() as ledger:
+            need = _corrected(ledger, estimate, operator)
+            behind = _behind(ledger)
+        kept = need <= self._granted <= 2 * need and self._memory.held() <= self._granted
+        if kept and not alone and not behind:
             return None
         self._memory.release()
         begun = time.monotonic()
@@ -83,14 +88,16 @@ class Admission:
                     ledger[_CAPACITY] = free
                 # what others were granted and have not taken yet is free only by appearance
                 room = min(free, ledger.get(_CAPACITY, free) - others) - self._memory.reserve
-                if others:
-                    granted = waited > patience or (need <= room and not alone)
-                else:
-                    granted = need <= free * self._memory.stretch
+                fits = (need <= room and not alone) if others else need <= free * self._memory.stretch
+                granted = (fits and not _behind(ledger)) or (others > 0 and waited > patience)
+                if fits or others:
+                    ledger.setdefault(_FIRST, [os.getpid(), begun])
+                if (granted or not (fits or others)) and ledger.get(_FIRST, [None])[0] == os.getpid():
+                    del ledger[_FIRST]
                 if granted:
                     self._granted = ledger[str(os.getpid())] = max(need, room) if alone else need
                     return None
-                if not others and (known or waited > _SETTLE):
+                if not others and not fits and (known or waited > _SETTLE):
                     self._hopeless = min(need, self._hopeless or need)
                     return Refused(need, max(0, free))
             time.sleep(_PAUSE)
@@ -98,15 +105,11 @@ class Admission:
     def observe(self, estimate: int, operator: str, peak: int) -> None:
         """A group of ``operator`` really took ``peak`` bytes. Estimates that are too low are raised from now on, in all
         processes; those that are too high stay, because another shape may need what this one did not."""
-        if peak <= self._corrected(estimate, operator):
+        if peak <= estimate:
             return
         with self._ledger() as ledger:
             factors = ledger.setdefault(_FACTORS, {})
             factors[operator] = min(_MOST, max(factors.get(operator, 1.0), peak / estimate))
-
-    def _corrected(self, estimate: int, operator: str) -> int:
-        with self._ledger() as ledger:
-            return int(estimate * ledger.get(_FACTORS, {}).get(operator, 1.0))
 
     def release(self) -> None:
         """Return what was granted."""
@@ -126,8 +129,20 @@ class Admission:
             text = file.read()
             stored: dict[str, Any] = json.loads(text) if text else {}
             ledger = {name: value for name, value in stored.items() if not name.isdigit() or _alive(int(name))}
+            if _FIRST in ledger and not _alive(ledger[_FIRST][0]):
+                del ledger[_FIRST]
             yield ledger
             file.seek(0)
             file.truncate()
             file.write(json.dumps(ledger))
             file.flush()
+
+
+def _corrected(ledger: Mapping[str, Any], estimate: int, operator: str) -> int:
+    return int(estimate * ledger.get(_FACTORS, {}).get(operator, 1.0))
+
+
+def _behind(ledger: Mapping[str, Any]) -> bool:
+    """Whether another process has waited so long that it must be let in first."""
+    pid, since = ledger.get(_FIRST, (os.getpid(), 0.0))
+    return bool(pid != os.getpid() and time.monotonic() - since > _FAIR)

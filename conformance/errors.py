@@ -14,6 +14,14 @@ class NotSupported(Exception):
     """Raised by a kernel for a case it declares it cannot take: the result is "not-run" with this reason."""
 
 
+class KernelRaised(Exception):
+    """A kernel raised; ``__cause__`` is what it raised. Tells its faults from those of the suite."""
+
+
+class CaptureFailed(KernelRaised):
+    """A kernel cannot be captured in a CUDA graph."""
+
+
 def unknown_name(what: str, name: str, known: Iterable[str]) -> ConformanceError:
     """An error that names the unknown value, the closest known one and all known ones."""
     names = sorted(known)

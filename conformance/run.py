@@ -129,10 +129,9 @@ class Run:
             if not out_of_memory(result):
                 break
             result = gate.explained(result) if attempt > 1 else result
-        result = gate.told(result, case)
         if judge.lost:
             self.crash_log.give_up(f"{result.message} (the GPU context is lost; later cases run in a fresh worker)")
-        return result
+        return gate.told(result, case)
 
     def _timed(self, act: Callable[[], Result], case: Case, kernel: Kernel, settings: Settings,
                seconds: float | None = None) -> Result:

@@ -183,7 +183,8 @@ class Controller:
 
     def crashed(self, planned: Planned, report: Any, death: Death) -> None:
         """Turn xdist's crash report into a result."""
-        message = f"{planned.case.id} on {planned.kernel}: {death.sentence}"
+        what = f"{planned.case.id} on {planned.kernel}: "
+        message = what + death.sentence.removeprefix(what)
         blank = self._blank(planned, death.state, kind=death.state, message=message, trace=death.stack or None)
         arch = self._arch(planned)
         result = hold(blank, self._kernel(planned), table_of(arch), self.run.rules(arch))

@@ -144,6 +144,20 @@ def test_a_case_that_ran_out_of_memory_gets_all_of_it(machine: Machine) -> None:
     assert machine.acquire(1, 1, patience=0.5) > 20  # nobody comes beside it
 
 
+def test_who_has_waited_for_long_is_let_in_before_small_ones(machine: Machine) -> None:
+    """Else small groups that always find room would keep a large one out for as long as there are any."""
+    machine.acquire(1, 50 * GB)
+    waits: list[int] = []
+    machine.after[100] = lambda: waits.append(machine.acquire(3, 10 * GB))  # after 2 s: there is room
+    machine.after[150] = lambda: machine.release(3)
+    machine.after[300] = lambda: waits.append(machine.acquire(3, 10 * GB, patience=1.0))  # after 6 s: room, but no turn
+    machine.after[400] = lambda: (machine.release(1), machine.release(3))
+    machine.acquire(2, 90 * GB)
+    assert waits == [0, pytest.approx(51, abs=1)]
+    assert machine.grants == {"2": 90 * GB}
+    assert machine.acquire(3, GB) == 0  # its turn is over
+
+
 def test_estimates_are_corrected_by_what_was_measured(machine: Machine) -> None:
     """Of the same operator, for every process, and never below the estimate."""
     one = machine._admission(1)

@@ -14,9 +14,10 @@ from torch import Tensor
 from conformance.diagnosis.diagnose import PROBE, Allowance, Diagnosis, diagnose
 from conformance.diagnosis.evidence import gather
 from conformance.diagnosis.exact import diagnose_exact
+from conformance.errors import KernelRaised
 from conformance.formats import bits
 from conformance.joint import Joint
-from conformance.launch import KernelRaised, Launched, Launcher
+from conformance.launch import Launched, Launcher
 from conformance.operator import Call, Fault, FaultyOutputs, Reference, References, Shared
 from conformance.verdict import Verdict, check_form, judge
 

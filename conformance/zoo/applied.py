@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from conformance.case import Case
+from conformance.errors import KernelRaised
 from conformance.formats import bits
 from conformance.guards import checksum
 from conformance.kernel import Kernel
-from conformance.launch import KernelRaised, Launcher
+from conformance.launch import Launcher
 from conformance.operator import Shared
 from conformance.registry import operator
 from conformance.restore import process_kept
