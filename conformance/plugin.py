@@ -21,7 +21,7 @@ from conformance.gpus import bind_gpu, start_device
 from conformance.isolation import CrashLog
 from conformance.items import RUN, CaseItem, MatrixFile, clipped
 from conformance.preparing import prepare
-from conformance.progress import few_listed
+from conformance.progress import few_listed, keep_one_of_many
 from conformance.registry import ROOT, kernels, matrix_files, put_checkout_first
 from conformance.run import Run
 from conformance.runs.portion import Division, Portion, handed_on, read_portion, report_division
@@ -176,10 +176,14 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     return report
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_logreport(report: pytest.TestReport) -> Generator[None, Any, Any]:
     if _controller is not None:
         _controller.record(report)
+    result = yield
+    if _controller is not None:
+        keep_one_of_many(_controller.display.terminal, report)
+    return result
 
 
 def pytest_report_teststatus(report: Any, config: pytest.Config) -> tuple[str, str, str] | None:
