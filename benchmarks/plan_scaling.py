@@ -1,6 +1,6 @@
 """How the suite itself grows with the number of cases: planning, scheduling, records, pages; no case is computed.
 
-    python benchmarks/plan_scaling.py [--workers N] [--at-most BYTES] [SIZES ...]
+    python benchmarks/plan_scaling.py [--workers N] [SIZES ...]
 
 Plans 1152, 7489 and 100 000 cases of an operator in a copy of this checkout and lets every case pass at once, so that
 only the suite's own work is left. Prints a row per size: seconds to the first result and to the end, CPU seconds,
@@ -11,6 +11,7 @@ again. Exit code 1 when the controller grows beyond 500 MB, a page beyond 10 MB,
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import resource
 import shutil
@@ -65,10 +66,12 @@ def checkout(folder: Path, cases: int) -> Path:
     for name in ("conftest.py", "pyproject.toml"):
         shutil.copy(ROOT / name, root / name)
     groups, left = divmod(cases, 48)
+
     def block(first: int, count: int, draws: int) -> str:
         tokens = list(range(first, first + count))
         return (f'  {{ tokens = {tokens}, topk = [2], hidden = [256], routing = ["padding"], weights = ["yes"], '
                 f'in = ["fp32"], out = ["fp32"], xsf = ["no"], draw = {list(range(1, draws + 1))} }},\n')
+
     blocks = (block(1, groups, 48) if groups else "") + (block(groups + 1, 1, left) if left else "")
     text = (f'operator = "{OPERATOR}"\ngroup = ["tokens"]\ndefault_tiers = ["synthetic"]\nslots = "topk"\n\n'
             f'[tier.synthetic]\nabout = "as many cases as asked for"\nexpand = [\n{blocks}]\n')
@@ -83,7 +86,8 @@ def measure(cases: int, workers: str) -> Measured:
         folder = Path(name)
         root, out = checkout(folder, cases), folder / "out"
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:hypothesispytest", "-p", "no:cacheprovider",
-                   "-p", "every_case_passes", "-n", workers, "--operator", OPERATOR, "--kernels", KERNEL, f"--report-dir={out}"]
+                   "-p", "every_case_passes", "-n", workers, "--operator", OPERATOR, "--kernels", KERNEL,
+                   f"--report-dir={out}"]
         environment = os.environ | {"PYTHONPATH": str(folder)}
         start, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
         log = open(folder / "log", "w")  # noqa: SIM115 - closed with the run
@@ -131,7 +135,7 @@ def complaints(rows: list[Measured]) -> list[str]:
             found.append(f"{row.cases} cases: the controller takes {row.controller / 1e6:.0f} MB")
         if row.page > LARGEST_PAGE:
             found.append(f"{row.cases} cases: the page takes {row.page / 1e6:.1f} MB")
-    for small, large in zip(rows, rows[1:], strict=False):
+    for small, large in itertools.pairwise(rows):
         rate, before = large.cpu / large.cases, small.cpu / small.cases
         if rate > GROWTH * before:
             found.append(f"CPU time per case grows from {before * 1e3:.2f} to {rate * 1e3:.2f} ms between "
@@ -150,7 +154,7 @@ def main() -> int:
     for cases in given.sizes:
         row = measure(cases, given.workers)
         rows.append(row)
-        print(f"{row.cases:8} {row.first:6.1f} s {row.wall:6.1f} s {row.cpu:6.1f} s {row.cpu / row.cases * 1e3:6.2f} ms "
+        print(f"{row.cases:8} {row.first:6.1f} s {row.wall:6.1f} s {row.cpu:6.1f} s {row.cpu / cases * 1e3:6.2f} ms "
               f"{row.controller / 1e6:8.0f} MB {row.worker / 1e6:5.0f} MB {row.records / 1e6:6.1f} MB "
               f"{row.page / 1e6:5.2f} MB {row.again:6.1f} s", flush=True)
     for complaint in (found := complaints(rows)):

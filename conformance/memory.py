@@ -89,6 +89,11 @@ def workers_within(limit: int) -> int:
     return max(1, (limit - _CONTROLLER) // _WORKER)
 
 
+def needed_by_run(workers: int, largest: int) -> int:
+    """What a run with so many workers takes of the host, each on a case of ``largest`` bytes."""
+    return _CONTROLLER + workers * (_WORKER + largest)
+
+
 def resident(processes: Iterable[int]) -> int:
     """What processes hold together: pages of their own, and those of files (code), which they share, once."""
     own, files = 0, 0
