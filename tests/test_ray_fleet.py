@@ -37,8 +37,8 @@ def start(folder: Path, *more: str) -> subprocess.Popen[str]:
     line = [sys.executable, "-m", "conformance", "fleet", "--shards", str(SHARDS), "--cpus", "1", "--out",
             str(folder / "out"), "--kernels", MODULE, "--case", " ".join(CASES), *more, "--",
             "-p", "no:hypothesispytest", "-n", "1"]
-    return subprocess.Popen(line, cwd=ROOT, env=environment(folder, RAY_TMPDIR=str(folder)[:60]), text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    return subprocess.Popen(line, cwd=ROOT, env=environment(folder), text=True, stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE)
 
 
 def results(folder: Path, index: int) -> int:
@@ -51,7 +51,7 @@ def shard_under_way(folder: Path, fleet: subprocess.Popen[str]) -> tuple[int, ps
     """A shard's number and its pytest process, once some of its results have been sent."""
     deadline = time.monotonic() + 240
     while time.monotonic() < deadline:
-        assert fleet.poll() is None, "the fleet ended before a worker was killed"
+        assert fleet.poll() is None, fleet.communicate()
         for process in psutil.process_iter():
             index = _shard_of(process, folder)
             if index is not None and 2 <= results(folder, index) < 6:
