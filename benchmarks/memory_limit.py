@@ -6,8 +6,8 @@
 On a GPU another process first takes all memory but ``--free`` and holds it; the run knows nothing of that. On the CPU
 the run is given ``--memory-limit``, and this script measures what its processes hold together: pages of their own, and
 those of files once. Prints the outcome, the least that was free (or the most that was held), and a table of groups of
-cases: estimate, measured peak, their ratio. The default is the official tier of moe_reduce_fused on h_tiled (on the CPU:
-on all its kernels). Exit code 1 when a case did not pass, or a limit was exceeded.
+cases: estimate, measured peak, their ratio. The default is the official tier of moe_reduce_fused, on h_tiled (on the
+CPU on all its kernels). Exit code 1 when a case did not pass, or a limit was exceeded.
 """
 
 from __future__ import annotations

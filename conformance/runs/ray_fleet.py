@@ -65,8 +65,12 @@ def run(fleet: Fleet, need: Mapping[str, float]) -> list[Path]:
     the cluster cannot hold a task, or a shard is lost more often than ``retries`` allows."""
     ray = _ray()
     paths = os.pathsep.join(filter(None, (str(fleet.checkout), os.environ.get("PYTHONPATH"))))
-    ray.init(address=fleet.address, include_dashboard=False, log_to_driver=False, logging_level="error",
-             runtime_env={"env_vars": {"PYTHONPATH": paths}})
+    try:
+        ray.init(address=fleet.address, include_dashboard=False, log_to_driver=False, logging_level="error",
+                 runtime_env={"env_vars": {"PYTHONPATH": paths}})
+    except Exception as error:  # of many kinds: no cluster there, versions that differ, a path too long for a socket
+        where = f"the cluster at {fleet.address} cannot be used" if fleet.address else "Ray cannot be started here"
+        raise ConformanceError(f"{where}: {type(error).__name__}: {_first_line(error)}") from None
     try:
         _check_room(ray.cluster_resources(), need)
         here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
