@@ -9,40 +9,40 @@ from torch import Tensor
 from conformance.diagnosis.diagnose import Allowance
 from conformance.diagnosis.inquiry import explain
 from conformance.formats import bits
-from conformance.guards import checksum, checksums, unwritten
+from conformance.guards import checksums, unwritten
 from conformance.joint import Joint
 from conformance.kernel import LEVELS
 from conformance.launch import Launched, Launcher
-from conformance.operator import Call, Reference, References, Results, Shared
+from conformance.operator import Call, Reference, Results, Shared
+from conformance.reference_guard import ReferenceGuard
 from conformance.verdict import Verdict, number, spelled
 
 
 @dataclass(frozen=True)
 class Subject:
-    """One case made ready: its call, its references, and the checksums of inputs (under poison 1) and goldens before
-    any kernel ran; ``other_sums``: of inputs under poison 0."""
+    """One case made ready: its call, its references, and the checksums of inputs (under poison 1) before any kernel
+    ran; ``other_sums``: of inputs under poison 0. ``guard``: watches what is ``shared`` of the references."""
 
     joint: Joint
     sums: dict[str, int]
-    golden_sums: dict[str, int]
     other_sums: dict[str, int]
+    guard: ReferenceGuard
+    shared: Shared
 
     @property
     def call(self) -> Call:
         return self.joint.call
 
-    def intact(self) -> bool:
-        return golden_sums(self.joint.references) == self.golden_sums
-
-
-def golden_sums(references: References) -> dict[str, int]:
-    return {name: checksum(reference.golden) for name, reference in references.of.items()}
+    def touched(self) -> str:
+        """What of the reference a kernel wrote to, empty when nothing."""
+        return self.guard.changed(self.joint.references, self.shared)
 
 
 def launch_and_compare(launcher: Launcher, subject: Subject, allowance: Allowance) -> tuple[Verdict, str | None]:
     """Launch in the case's mode. Every launch must hold, and the weakest one counts; launches of the same call and
     configuration must agree bit by bit. What fails is explained as long as ``allowance`` grants it."""
     kernel, call = launcher.kernel, launcher.call
+    subject.guard.watch(subject.joint.references, subject.shared)
     passed: list[Verdict] = []
     paths: dict[str | None, None] = {}  # what ran where no configuration was forced, in order
     firsts: dict[str | None, tuple[Launched, Results]] = {}
@@ -86,16 +86,18 @@ def _kept(results: Results, joint: Joint, found: Verdict) -> Results:
 
 
 def _blamed(verdict: Verdict, subject: Subject) -> Verdict:
-    """The verdict, or that the kernel wrote to its inputs: what follows from them, later results and the oracle,
-    is wrong then as well."""
+    """The verdict, or that the kernel wrote to its inputs or to the reference: what follows from them, later results
+    and the oracle, is wrong then as well."""
     subject.call.set_poison(1)
-    changed = _changed(subject.call, subject.sums)
-    if not changed:
+    if changed := _changed(subject.call, subject.sums):
+        kind, message = "input-changed", f"wrote to its input {changed}"
+    elif touched := subject.touched():
+        kind, message = "guard", f"wrote to memory of the suite that holds the reference ({touched})"
+    else:
         return verdict
-    message = f"wrote to its input {changed}"
     if verdict.passed:
-        return replace(verdict, kind="input-changed", message=message)
-    return Verdict(None, "input-changed", f"{message}; after that, {verdict.message}")
+        return replace(verdict, kind=kind, message=message)
+    return Verdict(None, kind, f"{message}; after that, {verdict.message}")
 
 
 def _changed(call: Call, sums: dict[str, int]) -> str:

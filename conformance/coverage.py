@@ -6,9 +6,11 @@ Only combinations that some case of the whole matrix holds are counted (constrai
 
 from __future__ import annotations
 
+import functools
 import heapq
 import itertools
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 Params = Mapping[str, str]
@@ -27,6 +29,17 @@ def coverage(subset: Sequence[Params], whole: Sequence[Params], strength: int) -
     return len(covered & possible), len(possible)
 
 
+class _Bits(dict[Any, int]):
+    """A bit for each combination, in order of first use: sets of them are numbers, and quickly compared."""
+
+    def __missing__(self, combination: Any) -> int:
+        value = self[combination] = 1 << len(self)
+        return value
+
+    def mask(self, combinations: Iterable[Any]) -> int:
+        return functools.reduce(operator.or_, map(self.__getitem__, combinations), 0)
+
+
 def covering_subset(cases: Sequence[Params], size: int, spread: Sequence[str] = ()) -> list[int]:
     """Indices of ``size`` cases chosen greedily so that pairs, then triples, are covered; in matrix order.
 
@@ -35,22 +48,22 @@ def covering_subset(cases: Sequence[Params], size: int, spread: Sequence[str] = 
     combination of values of the parameters ``spread`` counts like one more pair. A case's gain only ever shrinks,
     so a heap of stale gains needs to re-measure its top alone (lazy greedy).
     """
-    if size >= len(cases):
-        return list(range(len(cases)))
-    codes: dict[tuple[str, str], int] = {}
+    if size >= len(cases) or size <= 0:
+        return list(range(len(cases))) if size > 0 else []
+    codes: dict[Any, int] = {}
     points = [[codes.setdefault(item, len(codes)) for item in params.items()] for params in cases]
-    width = len(codes)
-    pairs: list[set[Any]] = [{a * width + b for a, b in itertools.combinations(point, 2)} for point in points]
-    for chosen_pairs, params in zip(pairs, cases, strict=True):
-        chosen_pairs.add(tuple(params.get(key) for key in spread))
-    triples = [{(a * width + b) * width + c for a, b, c in itertools.combinations(point, 3)} for point in points]
-    covered: set[Any] = set()
-    covered_triples: set[int] = set()
-    used = [0] * width
+    extra = [tuple(params.get(key) for key in spread) for params in cases]
+    bit = _Bits()
+    pairs = [bit.mask(itertools.chain(itertools.combinations(point, 2), [more]))
+             for point, more in zip(points, extra, strict=True)]
+    bit = _Bits()
+    triples = [bit.mask(itertools.combinations(point, 3)) for point in points]
+    open_pairs, open_triples = -1, -1  # bits of those that no chosen case has
+    used = [0] * len(codes)
 
     def gain(index: int) -> tuple[int, int, int, int]:
-        fresh = len(pairs[index] - covered), len(triples[index] - covered_triples)
-        return -fresh[0], -fresh[1], sum(used[code] for code in points[index]), index
+        fresh = (pairs[index] & open_pairs).bit_count(), (triples[index] & open_triples).bit_count()
+        return -fresh[0], -fresh[1], sum([used[code] for code in points[index]]), index
 
     heap = [gain(index) for index in range(len(cases))]
     heapq.heapify(heap)
@@ -63,8 +76,8 @@ def covering_subset(cases: Sequence[Params], size: int, spread: Sequence[str] = 
             continue
         heapq.heappop(heap)
         chosen.append(index)
-        covered |= pairs[index]
-        covered_triples |= triples[index]
+        open_pairs &= ~pairs[index]
+        open_triples &= ~triples[index]
         for code in points[index]:
             used[code] += 1
     return sorted(chosen)

@@ -28,6 +28,28 @@ def cache_dir() -> Path:
     return directory
 
 
+def keep(path: Path, text: str) -> None:
+    """Write an entry whole or not at all, with its digest; with a full disk it is not kept."""
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(f"{_digest(text)}\n{text}", encoding="utf-8")
+        os.replace(part, path)
+
+
+def kept(path: Path) -> str | None:
+    """What `keep` wrote; None when it is not there, or when a single byte of it has changed."""
+    try:
+        digest, _, text = path.read_bytes().decode("utf-8").partition("\n")
+    except (OSError, ValueError):
+        return None
+    return text if digest == _digest(text) else None
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
 @contextlib.contextmanager
 def hold(directory: Path, name: str, wait: bool = True, shared: bool = False) -> Iterator[bool]:
     """Hold the lock ``name`` across threads and processes; yields False if it is taken and ``wait`` is false.

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from conformance.environment import visible_gpus
+from conformance.memory import workers_within
 from conformance.plan import parse_nodeid
 from conformance.registry import operator
 
@@ -18,11 +19,12 @@ if TYPE_CHECKING:
 _WORKERS = 4  # per GPU, with -n auto
 
 
-def workers_for(devices: Iterable[str]) -> int:
-    """``-n auto``: all cores on the CPU; on GPUs a few processes each, which admission keeps within memory."""
+def workers_for(devices: Iterable[str], memory_limit: int | None = None) -> int:
+    """``-n auto``: all cores on the CPU, or as many as ``memory_limit`` leaves room for; on GPUs a few processes each,
+    which admission keeps within memory."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if "cuda" not in devices:
-        return cores
+        return cores if memory_limit is None else min(cores, workers_within(memory_limit))
     return max(1, min(cores, _WORKERS * max(1, len(visible_gpus()))))
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from conformance.case import Case
-from conformance.comparison import Subject, golden_sums, launch_and_compare
+from conformance.comparison import Subject, launch_and_compare
 from conformance.diagnosis.diagnose import Allowance
 from conformance.errors import NotSupported, spelled_out, text_of, trace_of
 from conformance.guards import checksum, checksums
@@ -21,6 +21,7 @@ from conformance.layouts import MAY_REFUSE
 from conformance.operator import Shared
 from conformance.pins import changed
 from conformance.raised import CaptureFailed, Damaged, KernelRaised
+from conformance.reference_guard import ReferenceGuard
 from conformance.registry import matrix, operator
 from conformance.result import REJECTED, Result, Settings, blank_result, refusal, why_not_run
 from conformance.vacuity import accepted, is_proved
@@ -43,6 +44,7 @@ class Judge:
         self.vacuity = vacuity
         self._vacuous: dict[str, str | None] = {}
         self._allowance = Allowance()
+        self._guard = ReferenceGuard()
         self.device = torch_device(settings)
         self.shared = Shared()
         self.lost: str | None = None
@@ -73,7 +75,7 @@ class Judge:
         if result.state != "pass":
             if self.lost_context(result):
                 return result
-            if result.kind not in _HARMLESS or not subject.intact():
+            if result.kind not in _HARMLESS or subject.touched():
                 self.forget()  # a faulty kernel may have written anywhere
         elements = subject.joint.references.elements
         return replace(result, elements=elements, seconds=round(time.perf_counter() - start, 5))
@@ -119,7 +121,7 @@ class Judge:
         other_sums = self._checksums(tensors, 0)
         call.set_poison(1)
         joint = Joint.of(call, contract.reference(call, self.shared))
-        subject = Subject(joint, self._checksums(tensors, 1), golden_sums(joint.references), other_sums)
+        subject = Subject(joint, self._checksums(tensors, 1), other_sums, self._guard, self.shared)
         self._subject = case.id, subject
         return subject
 

@@ -5,7 +5,6 @@ Each way returns the results that must all be right, labelled, for the engine to
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,14 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from conformance.capture import captured
 from conformance.case import other_draw
 from conformance.errors import NotSupported, unknown_name
 from conformance.formats import bits
 from conformance.guards import Buffers, Storages, memory_lost
 from conformance.kernel import Kernel
 from conformance.operator import ONLY, Call, Operator, Shared, by_name
-from conformance.raised import CaptureFailed, Damaged, KernelRaised, raised_by_code
-from conformance.restore import torch_settings_kept
+from conformance.raised import Damaged, KernelRaised, raised_by_code
+from conformance.torch_settings import torch_settings_kept
 
 REPEATS = 25
 
@@ -66,8 +66,10 @@ class Launcher:
             raise unknown_name("launch mode", mode, _MODES)
         return _MODES[mode](self)
 
-    def once(self, label: str, poison: int, config: str | None = None, out: Buffers | None = None) -> Launched:
-        """Poison inputs and output, run, and look at the guard bands. ``out`` reuses a buffer."""
+    def once(self, label: str, poison: int, config: str | None = None, out: Buffers | None = None, *,
+             behind: bool = False) -> Launched:
+        """Poison inputs and output, run, and look at the guard bands. ``out`` reuses a buffer. ``behind``: the result
+        is what the next work on the current stream finds, not what stands there once the whole device is done."""
         self.call.set_poison(poison)
         if out is None:
             out = Buffers.allocate(self.call, self.device)
@@ -75,6 +77,8 @@ class Launcher:
         if not self.kernel.fills_out:
             self._dirty_allocator(poison)
         result, path = self.run(self.call.arguments, out, config)
+        if behind:
+            result = _copied(result)
         self.synchronize()
         return Launched(label, self.call, result, path, poison, out.damage(poison), config)
 
@@ -134,16 +138,27 @@ def _configs(launcher: Launcher) -> Iterator[Launched]:
 
 
 def _side_stream(launcher: Launcher) -> Iterator[Launched]:
-    """On a stream of its own, behind queued work; then the default stream again."""
+    """On a stream of its own, behind queued work; then the default stream again. A kernel that works on yet another
+    stream must make the current one wait for it: what comes next there reads the result."""
     stream = torch.cuda.Stream(launcher.device)
     stream.wait_stream(torch.cuda.current_stream(launcher.device))
     with torch.cuda.stream(stream):
         busy = torch.ones((4096, 4096), device=launcher.device)
         for _ in range(8):
             busy = busy @ busy * 2.0**-12
-        yield launcher.once("on a side stream", 0)
+        yield launcher.once("on a side stream", 0, behind=True)
     torch.cuda.current_stream(launcher.device).wait_stream(stream)
-    yield launcher.once("on the default stream afterwards", 1)
+    yield launcher.once("on the default stream afterwards", 1, behind=True)
+
+
+def _copied(result: Any) -> Any:
+    """A result, or several by name or in order, copied on the current stream; strides stay as they are."""
+    if isinstance(result, Tensor) and result.layout == torch.strided:
+        copy = torch.empty_strided(result.shape, result.stride(), dtype=result.dtype, device=result.device)
+        return copy.copy_(result)
+    if isinstance(result, Mapping):
+        return {name: _copied(value) for name, value in result.items()}
+    return type(result)(map(_copied, result)) if type(result) in (tuple, list) else result
 
 
 def _other_draw(launcher: Launcher) -> Call:
@@ -191,32 +206,6 @@ def _readable(result: Any) -> bool:
     return isinstance(result, Tensor) and result.layout == torch.strided and memory_lost(result) is None
 
 
-def _captured(launcher: Launcher, static: Mapping[str, Any], out: Buffers
-              ) -> tuple[torch.cuda.CUDAGraph, Any, str | None]:
-    """The kernel's launches as a graph, its result and path. Raises CaptureFailed."""
-    graph, pool, raised = torch.cuda.CUDAGraph(), torch.cuda.MemPool(), None
-    try:
-        with torch.cuda.graph(graph, pool=pool.id):  # type: ignore[arg-type]  # torch's own way of naming a pool
-            try:
-                result, path = launcher.run(static, out, validate=False)  # it was, when launched eagerly
-            except KernelRaised as error:
-                raised = error.__cause__
-                raise
-    except Exception as error:  # of the end of the capture, when the kernel did not raise what spoiled it
-        _end_allocating(launcher.device, pool)
-        raise CaptureFailed from raised or error
-    return graph, result, path
-
-
-def _end_allocating(device: torch.device, pool: torch.cuda.MemPool) -> None:
-    """Undo what a failed capture leaves behind in torch: its allocator takes the capture for unfinished, and gives no
-    memory of any kind back to the device. There is no public way."""
-    end = getattr(torch._C, "_cuda_endAllocateToPool", None)
-    if end is not None:
-        with contextlib.suppress(RuntimeError):
-            end(device.index or 0, pool.id)
-
-
 def _graph(launcher: Launcher) -> Iterator[Launched]:
     """Captured once, replayed on the same and then on other inputs written to the same addresses. Where there are no
     graphs, on a CPU, the calls are made one by one: what a replay would remember must be remembered by nobody."""
@@ -229,7 +218,8 @@ def _graph(launcher: Launcher) -> Iterator[Launched]:
     out = Buffers.allocate(launcher.call, launcher.device)
     out.poison(0)
     static, other = _static(launcher), _other_draw(launcher)
-    graph, result, path = _captured(launcher, static, out)
+    # validated when it was launched eagerly
+    graph, (result, path) = captured(lambda: launcher.run(static, out, validate=False), launcher.device)
     for label, call, poison in (("replayed", launcher.call, 0), ("replayed with new inputs", other, 1)):
         call.set_poison(poison)
         _refill(static, call)

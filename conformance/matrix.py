@@ -108,10 +108,11 @@ class Matrix:
         table = self.tables[tier]
         where = f"{self.path.name}: tier {tier!r}"
         if "expand" in table:
-            cases = [case for block in table["expand"] for case in self._expand(block, where)]
-            cases = [replace(case, tiers=frozenset({tier})) for case in cases]
+            own = frozenset({tier})
+            cases = [case for block in table["expand"] for case in self._expand(block, where, tiers=own)]
         else:
-            cases = [replace(case, tiers=frozenset({tier})) for case in self._declared(table["from"])]
+            own = frozenset({tier})
+            cases = [replace(case, tiers=own) for case in self._declared(table["from"])]
             select = table.get("select", {})
             cases = [case for case in cases if all(case.get(k) in words(v, k, where) for k, v in select.items())]
             if "cover" in table:
@@ -123,11 +124,8 @@ class Matrix:
 
     def _edge_cases(self, edge: Mapping[str, Any]) -> list[Case]:
         where = f"{self.path.name}: edge family {edge['family']!r}"
-        cases = [
-            replace(case, family=edge["family"], tiers=frozenset({EDGE}))
-            for block in edge["expand"]
-            for case in self._expand(block, where)
-        ]
+        own = frozenset({EDGE})
+        cases = [case for block in edge["expand"] for case in self._expand(block, where, edge["family"], own)]
         if not cases:
             raise ConformanceError(f"{where}: no case is left")
         if "cover" in edge:
@@ -135,7 +133,8 @@ class Matrix:
         chosen = set(covering_subset([case.params for case in cases], edge.get("smoke", 0)))
         return [replace(c, tiers=c.tiers | {"smoke"}) if i in chosen else c for i, c in enumerate(cases)]
 
-    def _expand(self, block: Mapping[str, Any], where: str) -> Iterable[Case]:
+    def _expand(self, block: Mapping[str, Any], where: str, family: str = "", tiers: frozenset[str] = frozenset()
+                ) -> Iterable[Case]:
         """The product of a block's axes, less the points that ``require`` forbids.
 
         A value ``=key`` copies another parameter; ``require`` lists ``["a", "divides", "b"]`` triples.
@@ -158,7 +157,7 @@ class Matrix:
             except (ValueError, ZeroDivisionError) as error:
                 raise ConformanceError(f"{where}: key 'require': {rules} with {params}: {error}") from None
             if kept:
-                yield Case(self.operator, params)
+                yield Case(self.operator, params, family, tiers)
 
 
 def load_matrix(path: Path) -> Matrix:

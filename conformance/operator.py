@@ -182,6 +182,7 @@ class Shared:
     def __init__(self) -> None:
         self.group: str | None = None
         self._values: dict[Any, Any] = {}
+        self._slots: dict[str, None] = {}
 
     def enter(self, group: str) -> None:
         if group != self.group:
@@ -201,10 +202,15 @@ class Shared:
         """Like ``get``, but of one ``slot`` only the value of the last key is kept."""
         known = self._values.get(slot)
         if known is None or known[0] != key:
+            self._slots[slot] = None
             self._values.pop(slot, None)  # free it before its successor is made
             self._values[slot] = known = (key, build())
         value: T = known[1]
         return value
+
+    def latest_values(self) -> Iterator[tuple[str, Any]]:
+        """(slot, value) of what ``latest`` keeps."""
+        return ((slot, self._values[slot][1]) for slot in self._slots if slot in self._values)
 
     def clear(self) -> None:
         self._values.clear()

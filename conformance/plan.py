@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from conformance.case import Case, parse_case
@@ -39,6 +39,14 @@ def plan(of: Matrix, selection: Selection, archs: tuple[str, ...]) -> Iterator[P
                     yield Planned(case, kernel.name, label)
 
 
+_known: dict[str, Case] = {}
+
+
+def remember(cases: Mapping[str, Case]) -> None:
+    """Cases by id that node ids will name: one object for each of them, with its tiers, instead of one per parsing."""
+    _known.update(cases)
+
+
 def parse_nodeid(nodeid: str) -> Planned | None:
     """The planned item behind a node id, None when it is no conformance item. Needs neither torch nor kernels."""
     path, _, name = nodeid.partition("::")
@@ -46,10 +54,13 @@ def parse_nodeid(nodeid: str) -> Planned | None:
     kernel, bracket, rest = name.partition("[")
     if operator is None or not bracket or not rest.endswith("]"):
         return None
-    try:
-        case = parse_case(f"{operator}/{rest[:-1]}")
-    except ConformanceError:
-        return None
+    name = f"{operator}/{rest[:-1]}"
+    case = _known.get(name)
+    if case is None:
+        try:
+            case = parse_case(name)
+        except ConformanceError:
+            return None
     kernel, _, arch = kernel.partition("@")
     return Planned(case, kernel, arch or None)
 

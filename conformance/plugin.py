@@ -15,22 +15,19 @@ from typing import Any
 
 import pytest
 
-from conformance import options
-from conformance.errors import ConformanceError, unknown_name
+from conformance import exit_guard, options, run_options
+from conformance.errors import ConformanceError
 from conformance.gpus import bind_gpu, start_device
 from conformance.isolation import CrashLog
 from conformance.items import RUN, CaseItem, MatrixFile, clipped
-from conformance.progress import few_listed
+from conformance.preparing import prepare
+from conformance.progress import few_listed, keep_one_of_many
 from conformance.registry import ROOT, kernels, matrix_files, put_checkout_first
 from conformance.run import Run
 from conformance.runs.portion import Division, Portion, handed_on, read_portion, report_division
 from conformance.session import Controller
 from conformance.workers import CONTROLLER, XdistHooks, let_workers_be_replaced
 
-_CASE_TIMEOUT, _REPORT_DIR, _VACUITY = "--case-timeout", "--report-dir", "--vacuity"
-_BENCH = "--conformance-bench"
-_RESUME, _ANYWAY, _SHARD, _COSTS = "--resume", "--resume-anyway", "--shard", "--shard-costs"
-_LONGEST_TIMEOUT = 30 * 24 * 3600.0
 PORTION: pytest.StashKey[Portion] = pytest.StashKey()
 DIVISION: pytest.StashKey[Division] = pytest.StashKey()
 
@@ -39,22 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("conformance", "conformance of GPU kernels")
     for option in options.OPTIONS:
         group.addoption(option.flag, dest=option.dest, metavar=option.metavar, help=option.help)
-    group.addoption(_CASE_TIMEOUT, dest="conformance_case_timeout", type=float, default=120.0, metavar="SECONDS",
-                    help="time limit of one case on one kernel, 0 = none (default 120)")
-    group.addoption(_REPORT_DIR, dest="conformance_report_dir", default=None, metavar="DIR",
-                    help=f"where records and pages go (default: reports/); outside the checkout: {_REPORT_DIR}=DIR")
-    group.addoption(_VACUITY, dest="conformance_vacuity", default="smoke", metavar="smoke|all|off",
-                    help="cases that first prove that they reject wrong results (default: those of the smoke tier)")
-    group.addoption(_BENCH, dest="conformance_bench", action="store_true",
-                    help="time every case that is found right (default tiers: those that a matrix declares for it)")
-    group.addoption(_RESUME, dest="conformance_resume", default=None, metavar="RECORDS",
-                    help=f"run what a killed run left undone: its record file, or their directory ({_RESUME}=RECORDS)")
-    group.addoption(_ANYWAY, dest="conformance_resume_anyway", action="store_true",
-                    help="resume although commit, versions, device, plan or kernels differ; the report says so")
-    group.addoption(_SHARD, dest="conformance_shard", default=None, metavar="I/N",
-                    help="only part I of N of the plan, for 'python -m conformance merge' to join")
-    group.addoption(_COSTS, dest="conformance_shard_costs", default=None, metavar="RECORDS",
-                    help=f"balance shards by the seconds in these records; the same for all shards ({_COSTS}=RECORDS)")
+    run_options.add(group)
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
@@ -69,12 +51,12 @@ def _is_worker(config: pytest.Config) -> bool:
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "smoke: the covering subset of the matrices, for pull requests")
+    if not _is_worker(config):
+        exit_guard.guard()
     try:
         put_checkout_first()
         selection = replace(options.select(config.getoption), bench=config.getoption("conformance_bench"))
-        limit, vacuity = _case_timeout(config), config.getoption("conformance_vacuity")
-        if vacuity not in options.VACUITY:
-            raise unknown_name(f"value of {_VACUITY}", vacuity, options.VACUITY)
+        limit, vacuity, memory = run_options.checked(config.getoption)
         if _is_worker(config):
             worker = config.workerinput  # type: ignore[attr-defined]
             index = int(worker["workerid"].removeprefix("gw"))
@@ -93,7 +75,7 @@ def pytest_configure(config: pytest.Config) -> None:
         if chosen and selection.kernels and not any(chosen.values()):
             raise ConformanceError(f"--kernels {','.join(selection.kernels)}: none is a kernel of "
                                    f"{', '.join(chosen)}; 'python -m conformance list' prints the kernels of each")
-        config.stash[RUN] = Run(selection, archs, limit, log, shared, place, vacuity, gpus)
+        config.stash[RUN] = Run(selection, archs, limit, log, shared, place, vacuity, gpus, memory)
         if shared is not None:
             config.stash[PORTION] = handed_on(shared)
         else:
@@ -107,17 +89,9 @@ def pytest_configure(config: pytest.Config) -> None:
                 config.stash[RUN], Path(directory) if directory else None, config.stash[PORTION])
             if directory and not config.option.collectonly:
                 config.stash[CONTROLLER].check_directory()
-            ours = [_CASE_TIMEOUT, _REPORT_DIR, _VACUITY, _RESUME, _SHARD, _COSTS]
-            let_workers_be_replaced(config, [*ours, *(option.flag for option in options.OPTIONS)])
+            let_workers_be_replaced(config, [*run_options.WITH_VALUE, *(option.flag for option in options.OPTIONS)])
     except ConformanceError as error:
         raise pytest.UsageError(str(error)) from None
-
-
-def _case_timeout(config: pytest.Config) -> float:
-    seconds: float = config.getoption("conformance_case_timeout")
-    if not 0 <= seconds <= _LONGEST_TIMEOUT:  # also false for nan
-        raise ConformanceError(f"{_CASE_TIMEOUT} {seconds:g}: give seconds from 0 (no limit) to {_LONGEST_TIMEOUT:g}")
-    return seconds
 
 
 def _limit_threads(workers: int) -> None:
@@ -173,7 +147,7 @@ def pytest_runtestloop(session: pytest.Session) -> Iterator[Any]:
             except ConformanceError as error:
                 pytest.exit(str(error), returncode=pytest.ExitCode.USAGE_ERROR)
             config.stash[CONTROLLER].display.watch(config.stash[RUN].ahead.so_far)
-        config.stash[RUN].prepare((item.case, item.kernel, item.arch) for item in cases)
+        prepare(config.stash[RUN], ((item.case, item.kernel, item.arch) for item in cases))
     return (yield)
 
 
@@ -203,10 +177,14 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     return report
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_logreport(report: pytest.TestReport) -> Generator[None, Any, Any]:
     if _controller is not None:
         _controller.record(report)
+    result = yield
+    if _controller is not None:
+        keep_one_of_many(_controller.display.terminal, report)
+    return result
 
 
 def pytest_report_teststatus(report: Any, config: pytest.Config) -> tuple[str, str, str] | None:
@@ -243,6 +221,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_unconfigure(config: pytest.Config) -> None:
+    exit_guard.unguard()
     session, restore = config.pluginmanager.get_plugin("session"), sys.modules.get("conformance.restore")
     if session is not None and restore is not None:  # cases were run here
         restore.end_in_spite_of_threads(int(session.exitstatus), patience=1.0 if _is_worker(config) else 5.0)

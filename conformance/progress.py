@@ -104,6 +104,16 @@ def _pause(passed: float) -> float:
     return min(_LONGEST, max(_FIRST, passed / 12))
 
 
+def keep_one_of_many(terminal: Any, report: Any) -> None:
+    """Of cases that passed pytest only needs their number: it keeps the report of the first for all of them, unless its
+    summary is to list them or their times."""
+    if terminal is None or not report.passed or not hasattr(report, "conformance"):
+        return
+    option, passed = terminal.config.option, terminal.stats.get("passed")
+    if passed and passed[-1] is report and not option.durations and not set(terminal.reportchars) & set("pPA"):
+        passed[-1] = terminal.__dict__.setdefault("_conformance_passed", report)
+
+
 @contextlib.contextmanager
 def few_listed(terminal: Any, limit: int = LISTED) -> Iterator[None]:
     """Let pytest list ``limit`` failed cases at most, taking turns over kernels and kinds of failure; its counts and

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import fcntl
+import hashlib
 import json
 import time
 from collections import Counter
@@ -40,7 +41,8 @@ class Recorder:
         self.states: Counter[str] = Counter()
         self.by_kernel: dict[str, Counter[str]] = {name: Counter() for name in run["planned"]}
         self.reasons: Counter[tuple[str, str]] = Counter()
-        self._counted: dict[tuple[str, str], tuple[str, str, str]] = {}
+        self._counted: dict[bytes, tuple[str, str, str]] = {}  # by digest: of 100 000 results nothing else is kept
+        self._alike: dict[tuple[str, str, str], tuple[str, str, str]] = {}
         self._lanes: Counter[tuple[str, str]] = Counter()
         self._size = 0  # bytes of whole lines in the file
         self._lost = 0
@@ -70,12 +72,15 @@ class Recorder:
 
     def add(self, result: Mapping[str, Any]) -> None:
         """Write one result line and count it; a later result of the same case and kernel replaces the earlier."""
-        key = result["case"], result["kernel"]
-        counted = result["state"], result["message"], result["lane"]
+        kernel, state = result["kernel"], result["state"]
+        name = f"{result['case']} on {kernel}".encode("utf-8", "backslashreplace")
+        key = hashlib.blake2b(name, digest_size=12).digest()
+        counted = state, result["message"] if state == "not-run" else "", result["lane"]
+        counted = self._alike.setdefault(counted, counted)
         if key in self._counted:
-            self._count(key[1], *self._counted[key], -1)
+            self._count(kernel, *self._counted[key], -1)
         self._counted[key] = counted
-        self._count(key[1], *counted, 1)
+        self._count(kernel, *counted, 1)
         self._write(result)
 
     def lanes_of(self, kernel: str) -> dict[str, int]:

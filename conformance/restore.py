@@ -6,17 +6,18 @@ Threads cannot be put back: those that a kernel leaves behind are noted, so that
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import os
+import random
 import sys
 import threading
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import overrides
-from torch.utils import _python_dispatch
+
+from conformance.exit_guard import end_process
 
 _left: list[threading.Thread] = []  # by kernels; Python waits for these before the process ends
 
@@ -60,14 +61,14 @@ class _Unclosable(io.TextIOBase):
 
 @contextlib.contextmanager
 def process_kept() -> Iterator[None]:
-    """Put back working directory, environment, standard streams and torch's threads.
+    """Put back working directory, environment, standard streams, random generators and torch's threads.
 
     Settings of torch's arithmetic are put back by `torch_settings_kept`. The environment stays as it is when modules
     were imported meanwhile: libraries set variables for themselves then, once (tilelang says where its headers are).
     """
     directory, environment, modules = os.getcwd(), dict(os.environ), len(sys.modules)
     known, threads = set(threading.enumerate()), torch.get_num_threads()
-    streams = sys.stdin, sys.stdout, sys.stderr
+    streams, generators = (sys.stdin, sys.stdout, sys.stderr), _generators()
     sys.stdout, sys.stderr = _Unclosable(sys.stdout), _Unclosable(sys.stderr)
     try:
         yield
@@ -80,65 +81,25 @@ def process_kept() -> Iterator[None]:
             os.environ.update(environment)
         if torch.get_num_threads() != threads:
             torch.set_num_threads(threads)
+        for put_back in generators:
+            with contextlib.suppress(RuntimeError):  # of a GPU that is lost
+                put_back()
 
 
-@dataclass(frozen=True)
-class Modes:
-    """The modes that each call of torch passes through now."""
-
-    functions: tuple[Any, ...]
-    dispatch: int
-
-    @classmethod
-    def now(cls) -> Modes:
-        return cls(tuple(overrides._get_current_function_mode_stack()),
-                   len(_python_dispatch._get_current_dispatch_mode_stack()))
-
-    def put_back(self) -> None:
-        """Leave the modes that were entered since, and enter again those that were left."""
-        if self == Modes.now():
-            return
-        while overrides._get_current_function_mode_stack():  # all: a default device is one, and stands at the bottom
-            overrides._pop_mode()
-        for mode in self.functions:
-            overrides._push_mode(mode)
-        while len(_python_dispatch._get_current_dispatch_mode_stack()) > self.dispatch:
-            _python_dispatch._pop_mode()
-
-
-@contextlib.contextmanager
-def _modes_left() -> Iterator[None]:
-    """Leave the modes that a kernel entered, before anything else: each call of torch would pass through them."""
-    modes = Modes.now()
-    try:
-        yield
-    finally:
-        modes.put_back()
-
-
-@contextlib.contextmanager
-def torch_settings_kept() -> Iterator[None]:
-    """Put back what a kernel may change for the whole process: default dtype and device, TF32, determinism, grad mode,
-    autocast, modes that it entered and did not leave, flushing of subnormals (which torch cannot be asked for: off)."""
-    device = torch.get_default_device()
-    dtype, deterministic = torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled()
-    precision, grad = torch.get_float32_matmul_precision(), torch.is_grad_enabled()
-    autocast = {kind: (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")}
-    try:
-        with torch.no_grad(), _modes_left():
-            yield
-    finally:
-        if torch.get_default_device() != device:
-            torch.set_default_device(None if device == torch.device("cpu") else device)
-        torch.set_default_dtype(dtype)
-        if torch.are_deterministic_algorithms_enabled() != deterministic:
-            torch.use_deterministic_algorithms(deterministic)  # the first call imports the compiler stack: a second
-        torch.set_float32_matmul_precision(precision)
-        torch.set_grad_enabled(grad)
-        for kind, (enabled, low) in autocast.items():
-            torch.set_autocast_enabled(kind, enabled)
-            torch.set_autocast_dtype(kind, low)
-        torch.set_flush_denormal(False)  # loading a library built with -ffast-math turns it on
+def _generators() -> list[Callable[[], object]]:
+    """What puts every random generator back to where it is now: else what a kernel draws would depend on the cases
+    before it."""
+    found: list[Callable[[], object]] = [
+        functools.partial(random.setstate, random.getstate()),
+        functools.partial(torch.set_rng_state, torch.get_rng_state()),
+    ]
+    if "numpy" in sys.modules:
+        numpy = sys.modules["numpy"]
+        found.append(functools.partial(numpy.random.set_state, numpy.random.get_state()))
+    if torch.cuda.is_initialized():
+        with contextlib.suppress(RuntimeError):
+            found.append(functools.partial(torch.cuda.set_rng_state, torch.cuda.get_rng_state()))
+    return found
 
 
 def end_in_spite_of_threads(status: int, patience: float) -> None:
@@ -153,7 +114,7 @@ def end_in_spite_of_threads(status: int, patience: float) -> None:
             print(f"kernels left {len(alive)} threads that do not end ({', '.join(alive[:3])}, ...); "
                   "the process is ended without them", file=sys.__stderr__, flush=True)
             print(end="", file=sys.__stdout__, flush=True)
-        os._exit(status)
+        end_process(status)
 
     timer = threading.Timer(patience, end)
     timer.daemon = True

@@ -23,6 +23,7 @@ class Result:
     """One line of the records: how one case went on one kernel. ``kind`` is the kind of failure, or "refused" where
     the kernel did not take the case. ``lane`` is the highest one reached, ``stopped`` says why it went no further.
     ``expected``: the rule that holds for the case, None for the default (native). ``resources``: what its code uses.
+    ``memory``: bytes that its case was taken for ("estimate") and that its group really took so far ("peak").
     """
 
     case: str
@@ -48,6 +49,7 @@ class Result:
     stopped: str = ""
     expected: dict[str, str] | None = None
     resources: dict[str, Any] | None = None
+    memory: dict[str, int] | None = None
     seconds: float = 0.0
     worker: str = ""
     rerun: str = ""

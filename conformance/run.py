@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from conformance.admission import Admission
+from conformance.admitted import Gate, out_of_memory
 from conformance.ahead import Ahead
+from conformance.applies import why_not_meant
 from conformance.bench.record import why_not
 from conformance.bench.turns import Turns, turns_at
 from conformance.case import Case
@@ -33,8 +34,7 @@ if TYPE_CHECKING:
     from conformance.lanes.take import Lanes
 
 
-T = TypeVar("T")
-_LANES = 3  # time limits of a case: that of route() and supports(), of lowering, and of assembling
+LANES = 3  # time limits of a case: that of route() and supports(), of lowering, and of assembling
 
 
 @dataclass
@@ -49,10 +49,11 @@ class Run:
     worker: tuple[int, int] = (0, 1)
     vacuity: str = "smoke"
     gpus: int = 0  # that the workers share
+    memory_limit: int | None = None
     _judges: dict[str, Judge] = field(default_factory=dict)
     _lanes: dict[str, Lanes] = field(default_factory=dict)
     _timers: dict[str, Lane] = field(default_factory=dict)
-    _admission: Admission | None = None
+    _gates: dict[str, Gate] = field(default_factory=dict)
 
     @functools.cached_property
     def ahead(self) -> Ahead:
@@ -74,13 +75,13 @@ class Run:
     def judge_case(self, case: Case, kernel: Kernel, arch: str | None) -> Result:
         """Judge one case within its time limit, after memory for its group was granted.
 
-        A case that runs out of device memory is tried again with room for twice its estimate.
+        A case that runs out of device memory is tried again while no other process of the run holds any.
         """
         arch = arch or next(iter(self.archs))
         if self.archs[arch] == ABSENT:
-            lanes = self._lanes_of(arch)
+            lanes = self.lanes_of(arch)
             # lowering and assembling have limits of their own; this one is for route() and supports()
-            limit = _LANES * self.case_timeout
+            limit = LANES * self.case_timeout
             result = self._timed(functools.partial(lanes.run, case, kernel), case, kernel, lanes.settings, limit)
         else:
             result = self._executed(case, kernel, arch)
@@ -114,16 +115,24 @@ class Run:
         return (*table(arch).rules, *self.selection.expectations)
 
     def _executed(self, case: Case, kernel: Kernel, arch: str) -> Result:
-        judge = self._judge(arch)
+        judge, gate = self._judge(arch), self._gate(arch)
+        meant = why_not_meant(case, table(arch), judge.settings.device) is None  # else nothing will be made for it
         for attempt in (1, 2):
-            self._admit(judge, case, attempt)
-            with self._judging(arch):
+            if meant and (attempt > 1 or not judge.holds(case)):
+                judge.forget()
+                if timer := self._timers.get(arch):
+                    timer.forget()
+                times = 2 if self.selection.bench else 1  # timing takes a second draw and a copy of both
+                if refused := gate.enter(case, times, alone=attempt > 1):
+                    return blank_result(case, kernel, judge.settings, "not-run", kind="memory", message=str(refused))
+            with self.judging(arch):
                 result = self._timed(functools.partial(judge.run, case, kernel), case, kernel, judge.settings)
-            if not (result.state == "error" and "out of memory" in result.message):
+            if not out_of_memory(result):
                 break
+            result = gate.explained(result) if attempt > 1 else result
         if judge.lost:
             self.crash_log.give_up(f"{result.message} (the GPU context is lost; later cases run in a fresh worker)")
-        return result
+        return gate.told(result, case)
 
     def _timed(self, act: Callable[[], Result], case: Case, kernel: Kernel, settings: Settings,
                seconds: float | None = None) -> Result:
@@ -150,59 +159,8 @@ class Run:
             judge.forget()
         for timer in self._timers.values():
             timer.forget()
-        if self._admission is not None:
-            self._admission.release()
-
-    def prepare(self, work: Iterable[tuple[Case, Kernel, str | None]]) -> None:
-        """Compile ahead. Each worker starts at another place of the list, so that together they compile in
-        parallel; a kernel's ``prepare`` skips what another worker is already compiling.
-
-        What goes wrong here goes wrong again in the case that needs it, and is reported there. A worker that
-        replaces another one compiles nothing ahead: that may be what ended the other.
-        """
-        index, count = self.worker
-        if index >= count:
-            return
-        todo: dict[tuple[str, ...], tuple[Kernel, Case, str]] = {}
-        absent: dict[str, list[tuple[Case, Kernel]]] = {}
-        for case, kernel, named in work:
-            arch = named or next(iter(self.archs))
-            device = self.archs[arch]
-            if device == ABSENT:
-                absent.setdefault(arch, []).append((case, kernel))
-            if kernel.prepare is None or device not in kernel.devices:
-                continue
-            signature = (kernel.name, device, *(case.get(key) for key in ("in", "out", "weights", "xsf", "hidden")))
-            todo.setdefault(signature, (kernel, case, device))
-        entries = list(todo.values())
-        self.ahead.expect(len(entries))
-        for kernel, case, device in _rotated(entries, index * len(entries) // count):
-            with self._judging(next(name for name, here in self.archs.items() if here == device)):
-                self._prepare(kernel, case, device)
-            self.ahead.step()
-        steps: list[Callable[[], None]] = []
-        for arch, pairs in absent.items():
-            ahead = functools.partial(self._lanes_of(arch).ahead, pairs)
-            steps += self.crash_log.call(f"routes for {arch}", _LANES * self.case_timeout, ahead)
-        self.ahead.expect(len(steps))
-        for step in _rotated(steps, index * len(steps) // count):
-            step()
-            self.ahead.step()
-
-    def _prepare(self, kernel: Kernel, case: Case, device: str) -> None:
-        from conformance.restore import process_kept
-
-        def prepared() -> None:
-            assert kernel.prepare is not None
-            with process_kept():
-                if not (kernel.requires and kernel.requires(device)):
-                    kernel.prepare(case.params, device)
-
-        try:
-            self.crash_log.call(f"prepare of {kernel.name} for {case.id}", self.case_timeout, prepared)
-        except BaseException as error:
-            if isinstance(error, KeyboardInterrupt) and not self.in_worker:
-                raise
+        for gate in self._gates.values():
+            gate.release()
 
     def _judge(self, arch: str) -> Judge:
         from conformance.judge import Judge  # brings torch: the controller starts its workers before that
@@ -224,30 +182,22 @@ class Run:
         return turns_at("cpu" if device == "cpu" else f"{device}-{','.join(visible_gpus()[:1])}")
 
     @contextlib.contextmanager
-    def _judging(self, arch: str) -> Iterator[None]:
+    def judging(self, arch: str) -> Iterator[None]:
         """Where cases are timed: at no time when a process has the device to itself."""
         with self._turns(arch).judging() if self.selection.bench else contextlib.nullcontext():
             yield
 
-    def _lanes_of(self, arch: str) -> Lanes:
+    def lanes_of(self, arch: str) -> Lanes:
         from conformance.lanes.take import Lanes
 
         if arch not in self._lanes:
             self._lanes[arch] = Lanes(self.settings(arch), table(arch), self.case_timeout)
         return self._lanes[arch]
 
-    def _admit(self, judge: Judge, case: Case, attempt: int) -> None:
-        """Wait for device memory when the group changes, or when the last attempt ran out of it."""
-        if judge.settings.device != "cuda" or self.shared_dir is None:
-            return
-        if self._admission is None:
-            self._admission = Admission(self.shared_dir / f"memory-{'-'.join(visible_gpus())}.json")
-        if attempt > 1 or not judge.holds(case):
-            judge.forget()
-            if timer := self._timers.get(judge.settings.arch):
-                timer.forget()
-            more = attempt * (2 if self.selection.bench else 1)  # timing takes a second draw and a copy of both
-            self._admission.acquire(operator(case.operator).memory(case, judge.settings.sizes) * more)
+    def _gate(self, arch: str) -> Gate:
+        if arch not in self._gates:
+            self._gates[arch] = Gate(self.settings(arch), self.shared_dir, self.memory_limit, self.worker[1])
+        return self._gates[arch]
 
 
 def _error(error: BaseException, case: Case, kernel: Kernel, settings: Settings) -> Result:
@@ -258,6 +208,3 @@ def _error(error: BaseException, case: Case, kernel: Kernel, settings: Settings)
     message = f"{case.id} on {kernel.name}: {where}raised {spelled_out(error)}"
     return blank_result(case, kernel, settings, "error", kind=kind, message=message, trace=trace_of(error, 6))
 
-
-def _rotated(entries: Sequence[T], start: int) -> Sequence[T]:
-    return [*entries[start:], *entries[:start]]

@@ -68,7 +68,7 @@ class GroupScheduling:
                 f"({_difference(first, collection)}); were files changed while the run went on?",
                 returncode=pytest.ExitCode.INTERNAL_ERROR,
             )
-        self._collections[node] = list(collection)
+        self._collections[node] = list(collection) if first is None else first  # of 100 000 ids one copy is enough
 
     def mark_test_started(self, nodeid: str) -> None:
         self._started.add(nodeid)
@@ -82,6 +82,8 @@ class GroupScheduling:
 
     def mark_test_complete(self, node: WorkerController, item_index: int, duration: float = 0) -> None:
         self._assigned[node].remove(item_index)
+        if self.collection is not None:
+            self._started.discard(self.collection[item_index])
         self._feed(node)
 
     def mark_test_pending(self, item: str) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -19,12 +17,13 @@ from conformance.bench.recorder import BenchRecorder, path_beside
 from conformance.case import Case
 from conformance.environment import ABSENT
 from conformance.errors import ConformanceError
-from conformance.expectations.check import Point, every_point
+from conformance.expectations.check import Points, every_point
 from conformance.expectations.held import hold
 from conformance.expectations.rule import Expectation
 from conformance.isolation import Death
 from conformance.kernel import Kernel
-from conformance.plan import Planned, parse_nodeid
+from conformance.pages import make_pages
+from conformance.plan import Planned, parse_nodeid, remember
 from conformance.progress import Display
 from conformance.recorder import Recorder
 from conformance.registry import ROOT, kernels, operators
@@ -74,10 +73,12 @@ class Controller:
     def _cases(self) -> dict[str, Case]:
         """The planned cases by id, with the tiers that a node id does not tell."""
         chosen = self.run.selection
-        return {case.id: case for of in chosen.matrices() for case in chosen.cases_of(of)}
+        found = {case.id: case for of in chosen.matrices() for case in chosen.cases_of(of)}
+        remember(found)
+        return found
 
     @functools.cached_property
-    def _all_points(self) -> list[Point]:
+    def _all_points(self) -> Points:
         return every_point([rule for arch in self.run.archs for rule in self._said_of(arch)],
                            self.run.selection.kernels)
 
@@ -104,6 +105,7 @@ class Controller:
         from conformance.runs.timings import check_protocol
 
         division = division or Division()
+        self._cases  # noqa: B018 - node ids are parsed faster, and kept smaller, once the cases are known
         by_arch = self._by_arch([*nodeids, *division.recorded])
         elsewhere, identity, carried = map(
             self._by_arch, (division.elsewhere, division.identity, division.recorded))
@@ -152,7 +154,7 @@ class Controller:
     def _line(self, arch: str, entries: Sequence[Planned], workers: int, here: dict[str, Any]) -> dict[str, Any]:
         from conformance.runs.facts import describe
 
-        points = self._all_points if self.run.rules(arch) else ()
+        points = self._all_points if self.run.rules(arch) else Points.of((), ())
         return describe(self.run, arch, self._pairs(entries), points, here, workers=workers,
                         probe=self._probes[arch])
 
@@ -188,7 +190,8 @@ class Controller:
 
     def crashed(self, planned: Planned, report: Any, death: Death) -> None:
         """Turn xdist's crash report into a result."""
-        message = f"{planned.case.id} on {planned.kernel}: {death.sentence}"
+        what = f"{planned.case.id} on {planned.kernel}: "
+        message = what + death.sentence.removeprefix(what)
         blank = self._blank(planned, death.state, kind=death.state, message=message, trace=death.stack or None)
         arch = self._arch(planned)
         result = hold(blank, self._kernel(planned), table_of(arch), self.run.rules(arch))
@@ -252,24 +255,11 @@ class Controller:
             recorder.close(failed or wrong)
             problems = recorder.problems()
             wrong = wrong or bool(problems)
-            wrong = self._write("write_report", recorder.path) or wrong
-        for timings in self.timings.values():
-            wrong = self._write("write_bench", timings.path) or wrong
-        paths = [recorder.path for recorder in self.recorders.values()]
-        return self._write("write_overview", *paths) or wrong if len(paths) > 1 else wrong
-
-    def _write(self, what: str, *records: Path) -> bool:
-        """Make pages of the reports folder, which reads record files only. True when that went wrong."""
-        try:
-            reports = importlib.import_module("reports")
-            given = records if what == "write_overview" else records[0]
-            self.pages += getattr(reports, what)(given, self.directory)
-        except Exception as error:
-            print(f"no page was written ({type(error).__name__}: {error}); "
-                  f"'python -m conformance {'bench' if what == 'write_bench' else 'report'} "
-                  f"{' '.join(map(str, records))}' tries again", file=sys.stderr)
-            return True
-        return False
+        if not self.recorders:  # the run ended before it was known what would run
+            return wrong
+        self.pages, bad = make_pages(self.directory, [recorder.path for recorder in self.recorders.values()],
+                                     [timings.path for timings in self.timings.values()])
+        return wrong or bad
 
 
 def _location(nodeid: str) -> tuple[str, int | None, str]:

@@ -51,8 +51,8 @@ def run(options: argparse.Namespace) -> int:
     from conformance.launch import Launched
     from conformance.operator import Shared
     from conformance.registry import kernels, operator
-    from conformance.restore import torch_settings_kept
     from conformance.result import Settings, why_not_run
+    from conformance.torch_settings import torch_settings_kept
 
     case = parse_case(CASE)
     kernel = next((k for k in kernels(case.operator, KERNELS) if k.name == KERNEL), None)

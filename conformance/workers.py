@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from conformance import ahead, options
+from conformance import ahead, options, run_options
 from conformance.environment import chosen_archs
 from conformance.errors import ConformanceError
 from conformance.gpus import device_bytes, workers_for
@@ -56,7 +56,8 @@ class XdistHooks:
     def pytest_xdist_auto_num_workers(self, config: pytest.Config) -> int | None:
         """xdist asks before pytest_configure. What is wrong with the options is told there."""
         try:
-            return workers_for(chosen_archs(options.select(config.getoption).archs).values())
+            devices = chosen_archs(options.select(config.getoption).archs).values()
+            return workers_for(devices, run_options.checked(config.getoption)[2])
         except ConformanceError:
             return None
 

@@ -152,6 +152,9 @@ def test_what_was_taken_is_kept_for_one_version(tool: Tool) -> None:
     for entry in (disk_cache.cache_dir() / "assembled").glob("*.json"):
         entry.write_text("damaged")
     assert assemble(CODE, 30.0) == Assembled({"registers": 20}, "nvcc")
+    for entry in (disk_cache.cache_dir() / "assembled").glob("*.json"):
+        entry.write_text(entry.read_text().replace("20", "99"))  # well-formed, and wrong
+    assert assemble(CODE, 30.0) == Assembled({"registers": 20}, "nvcc")
 
 
 # ---- what an assembler lacks ----------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ WRONG_OPTIONS = [
     (("--case", f"{OPERATOR}/tokens:1"), ("no tier of", "holds the case", "conformance list")),
     (("--case-timeout=-1",), ("--case-timeout -1", "seconds from 0")),
     (("--case-timeout", "nan"), ("--case-timeout nan",)),
+    (("--memory-limit", "plenty"), ("--memory-limit plenty", "24GB")),
 ]
 
 

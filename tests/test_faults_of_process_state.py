@@ -19,12 +19,31 @@ CULPRITS = {
     "sets_dtype": "torch.set_default_dtype(torch.float64)",
     "sets_device": "torch.set_default_device('meta')",
     "sets_determinism": "torch.use_deterministic_algorithms(True)",
+    "warns_of_determinism": "torch.use_deterministic_algorithms(True, warn_only=True)",
+    "sets_precision": "torch.set_float32_matmul_precision('medium')",
+    "sets_precision_anew": "torch.backends.cuda.matmul.fp32_precision = 'tf32'",
+    "sets_every_precision": "torch.backends.fp32_precision = 'tf32'",
+    "sets_cudnn": "torch.backends.cudnn.benchmark = True; torch.backends.cudnn.deterministic = True",
+    "sets_reductions": "torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False",
+    "sets_autocast": "torch.set_autocast_enabled('cpu', True)",
+    "sets_anomaly": "torch.autograd.set_detect_anomaly(True)",
+    "seeds": "torch.manual_seed(99); random.seed(99); numpy.random.seed(99)",
+    "draws": "torch.rand(7); random.random(); numpy.random.rand(7)",
     "sets_grad": "torch.set_grad_enabled(True)",
     "takes_signals": "signal.signal(signal.SIGINT, signal.SIG_IGN)",
     "disables_faulthandler": "import faulthandler; faulthandler.disable(); faulthandler.cancel_dump_traceback_later()",
 }
 WITNESS = """
+import random
+import numpy
 HERE, THREADS = os.getcwd(), torch.get_num_threads()
+
+def drawn():
+    return torch.get_rng_state().tolist(), random.getstate(), numpy.random.get_state()[1].tolist()
+
+FLAGS = torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic
+REDUCED = torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
+DRAWN = drawn()
 
 def look():
     print("a line")
@@ -37,7 +56,14 @@ def look():
         "dtype": torch.get_default_dtype() == torch.float32,
         "device": torch.get_default_device() == torch.device("cpu"),
         "determinism": not torch.are_deterministic_algorithms_enabled(),
+        "precision": torch.get_float32_matmul_precision() == "highest" and torch.backends.fp32_precision != "tf32",
+        "cudnn": (torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic) == FLAGS,
+        "reductions": torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction == REDUCED,
+        "autocast": not torch.is_autocast_enabled("cpu"),
+        "anomaly": not torch.is_anomaly_enabled(),
+        "generators": drawn() == DRAWN,
         "grad": not torch.is_grad_enabled(),
+        "warned": not torch.is_deterministic_algorithms_warn_only_enabled(),
         "signals": signal.getsignal(signal.SIGINT) is not signal.SIG_IGN,
     }
     if not all(seen.values()):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -99,6 +101,33 @@ def test_a_full_disk_does_not_end_the_run_but_fails_it(tmp_path: Path) -> None:
     ran = Ran(done.returncode, done.stdout, tmp_path / "out")  # whole lines only, or reading fails
     assert len(ran.results) < 4
     assert "records are incomplete" in ran.end["problems"][0]  # the end line is short enough to fit
+
+
+def _may_mount() -> bool:
+    script = "mount -t tmpfs -o size=12k tmpfs /mnt"
+    return shutil.which("unshare") is not None and not subprocess.run(
+        ["unshare", "--mount", "sh", "-c", script], capture_output=True, check=False).returncode
+
+
+@pytest.mark.skipif(not _may_mount(), reason="a small disk of its own needs the right to mount one")
+def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
+    """Records and pages go to a disk of three pages, which no other process sees."""
+    write_kernels(tmp_path, "add('other', lambda: None)\nadd('third', lambda: None)")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "saved").mkdir()
+    line = shlex.join(command(tmp_path, "-n", "1", "--kernels", MODULE, "--case", " ".join(CASES)))
+    full, saved = tmp_path / "out", tmp_path / "saved"
+    script = f"mount -t tmpfs -o size=12k tmpfs {full} && {line}; code=$?; cp {full}/* {saved}; exit $code"
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", script], cwd=ROOT, env=environment(tmp_path), text=True, timeout=180,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
+    )
+    assert done.returncode == 1, done.stdout
+    assert "12 passed" in done.stdout
+    assert "PROBLEM: records are incomplete: " in done.stdout and "No space left on device" in done.stdout
+    assert "no page was written" in done.stdout and "Traceback" not in done.stdout
+    found = read_lines(tmp_path / "saved" / "cpu.jsonl")  # whole lines only, or reading fails
+    assert found[0]["type"] == "run" and 0 < len(found) < 14
 
 
 def test_two_runs_do_not_write_one_record_file(tmp_path: Path) -> None:

@@ -414,6 +414,43 @@ def test_a_faulty_kernel_spoils_nothing_for_the_next() -> None:
         assert judge.run(PLAIN, filling(fill_right)).state == "pass"
 
 
+def reach(judge: Judge, name: str) -> Tensor:
+    """A tensor of the reference, as a stray write may hit it."""
+    assert judge._subject is not None
+    if name == "golden":
+        return next(iter(judge._subject[1].joint.references.of.values())).golden
+    rows = dict(judge.shared.latest_values())["oracle"][0]
+    return {"exact result": rows.value, "error budget": rows.error}[name]  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("name", ["golden", "exact result", "error budget"])
+def test_a_write_to_the_reference_is_blamed_on_the_kernel_that_made_it(name: str) -> None:
+    """It would turn its own wrong result, or the next kernel's, into another verdict."""
+    judge = Judge(Settings())
+    assert judge.run(PLAIN, filling(fill_right)).state == "pass"  # the oracle is there
+
+    def spoils(given: Arguments, out: Tensor) -> None:
+        fill_right(given, out)
+        reach(judge, name)[0, 3] = 7.0
+
+    for _ in range(2):
+        result = judge.run(PLAIN, filling(spoils))
+        assert (result.state, result.kind) == ("fail", "guard")
+        assert f"wrote to memory of the suite that holds the reference ({name})" in result.message
+        assert judge.run(PLAIN, filling(fill_right)).state == "pass"
+
+
+def test_a_wrong_result_that_is_also_written_over_the_golden_fails() -> None:
+    judge = Judge(Settings())
+
+    def forges(given: Arguments, out: Tensor) -> None:
+        out.fill_(2.0)
+        reach(judge, "golden").fill_(2.0)
+
+    result = judge.run(PLAIN, filling(forges))
+    assert (result.state, result.kind) == ("fail", "guard")
+
+
 def test_settings_of_torch_are_put_back() -> None:
     def body(given: Arguments, out: Tensor) -> None:
         assert not torch.is_grad_enabled()

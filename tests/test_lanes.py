@@ -222,8 +222,9 @@ def test_a_damaged_entry_of_the_cache_is_made_again(made: Callable[..., Kernel])
     assert taken(kernel).lane == "lower"
     (entry,) = (disk_cache.cache_dir() / "lowered").glob("*.json")
     whole = entry.read_text()
-    for damage in ("", whole[:40], "{}", "[1]", '{"source": "x"}', '{"kind": 5, "message": null}',
-                   whole.replace('"threads": 64', '"threads": "64"')):
+    for damage in ("", whole[:40], whole[:80], "{}", "[1]", '{"source": "x"}', '{"kind": 5, "message": null}',
+                   whole.replace('"threads": 64', '"threads": "64"'), whole.replace('"threads": 64', '"threads": 96')):
+        assert damage != whole
         entry.write_text(damage)
         assert taken(kernel).lane == "lower"
         assert entry.read_text() == whole

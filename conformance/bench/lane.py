@@ -25,8 +25,8 @@ from conformance.comparison import Subject
 from conformance.kernel import Kernel
 from conformance.operator import Cost, Shared
 from conformance.registry import matrix, operator
-from conformance.restore import torch_settings_kept
 from conformance.result import Result, Settings
+from conformance.torch_settings import torch_settings_kept
 
 Timing = dict[str, Any]
 

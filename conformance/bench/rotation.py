@@ -22,7 +22,7 @@ from conformance.guards import Buffers
 from conformance.joint import Joint
 from conformance.kernel import Kernel
 from conformance.operator import ONLY, Call, Operator, Results, Shared
-from conformance.restore import Modes
+from conformance.torch_settings import Modes
 
 _POISONS = 2
 _chance = random.SystemRandom()  # no kernel can foresee it, nor set its seed

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from conformance.arch import Arch
@@ -25,11 +27,42 @@ class Governed(NamedTuple):
     points: int
 
 
-def every_point(rules: Sequence[Expectation], words: Sequence[str] = ()) -> list[Point]:
+@dataclass(frozen=True)
+class Points:
+    """Many points, as far as some rules can tell them apart. ``names``: of everything that any point says. ``counts``:
+    how many points have these values of the ``keys`` that the rules ask for."""
+
+    names: frozenset[str]
+    keys: tuple[str, ...]
+    counts: Mapping[tuple[str, ...], int]
+
+    @classmethod
+    def of(cls, points: Iterable[Point], rules: Iterable[Expectation]) -> Points:
+        keys = _keys(rules)
+        names: dict[str, None] = {}
+        counts: Counter[tuple[str, ...]] = Counter()
+        for point in points:
+            names.update(dict.fromkeys(point))
+            counts[tuple([point.get(key, "") for key in keys])] += 1
+        return cls(frozenset(names), keys, counts)
+
+    def counted(self, keys: Sequence[str]) -> Mapping[tuple[str, ...], int]:
+        """The same by some of the keys."""
+        places = [self.keys.index(key) for key in keys]
+        found: Counter[tuple[str, ...]] = Counter()
+        for values, count in self.counts.items():
+            found[tuple([values[place] for place in places])] += count
+        return found
+
+
+def every_point(rules: Sequence[Expectation], words: Sequence[str] = ()) -> Points:
     """Everything that these rules (or skips) can be about: each case of any tier on each kernel of this checkout, and
     on those that ``words`` (of ``--kernels``) add. A rule is stale when it is about none of them, whatever a run
     selects."""
-    found: list[Point] = []
+    return Points.of(_points(rules, words), rules)
+
+
+def _points(rules: Sequence[Expectation], words: Sequence[str]) -> Iterator[Point]:
     named = [rule.match.get("operator", ()) for rule in rules]
     wanted = {name for names in named if isinstance(names, tuple) for name in names}
     for of in matrices().values():
@@ -39,17 +72,14 @@ def every_point(rules: Sequence[Expectation], words: Sequence[str] = ()) -> list
         names = dict.fromkeys(kernel.name for kernel in (*kernels(of.operator), *kernels(of.operator, words)))
         for case in of.plan(of.tier_names):
             subject = {"operator": of.operator, "variant": contract.variant(case), "family": case.family}
-            found += [{**case.params, **subject, "kernel": name} for name in names]
-    return found
+            for name in names:
+                yield {**case.params, **subject, "kernel": name}
 
 
-def governed(rules: Sequence[Expectation], archs: Sequence[Arch], points: Iterable[Point]) -> list[Governed]:
+def governed(rules: Sequence[Expectation], archs: Sequence[Arch], points: Iterable[Point] | Points) -> list[Governed]:
     """For each architecture and rule, the number of points that the rule matches there."""
     keys = _keys(rules)
-    counted: dict[tuple[str, ...], int] = {}
-    for point in points:
-        reduced = tuple(point.get(key, "") for key in keys)
-        counted[reduced] = counted.get(reduced, 0) + 1
+    counted = _as_points(points, rules).counted(keys)
     found = []
     for arch in archs:
         for rule in rules:
@@ -60,12 +90,13 @@ def governed(rules: Sequence[Expectation], archs: Sequence[Arch], points: Iterab
     return found
 
 
-def problems(arch: Arch, rules: Sequence[Expectation], points: Sequence[Point], today: datetime.date | None = None
-             ) -> list[str]:
+def problems(arch: Arch, rules: Sequence[Expectation], points: Iterable[Point] | Points,
+             today: datetime.date | None = None) -> list[str]:
     """What is wrong with the rules of one architecture, over every point that there is (not only those of a run):
     unknown keys, rules past their end, rules that match nothing, and points that two rules of one rank match."""
     found = []
-    known = {*SUBJECT, *(key for point in points for key in point)}
+    points = _as_points(points, (*rules, *arch.skips))
+    known = {*SUBJECT, *points.names}
     versions = {name: text for name in PACKAGES if (text := version(name))}
     for rule in rules:
         for key in rule.match:
@@ -80,12 +111,16 @@ def problems(arch: Arch, rules: Sequence[Expectation], points: Sequence[Point], 
         if not entry.points:
             found.append(f"{entry.rule.where}: stale: it matches no case on {arch.name}; remove or mend it")
     keys = _keys(rules)
-    for values in {tuple(point.get(key, "") for key in keys) for point in points}:
+    for values in points.counted(keys):
         try:
             expected(rules, _point(keys, values), arch)
         except ConformanceError as error:
             found.append(f"ambiguous: {error}")
     return list(dict.fromkeys(found))
+
+
+def _as_points(points: Iterable[Point] | Points, rules: Iterable[Expectation]) -> Points:
+    return points if isinstance(points, Points) else Points.of(points, rules)
 
 
 def _unknown_names(rule: Expectation, arch: Arch) -> list[str]:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from conformance.disk_cache import cache_dir, hold
+from conformance.disk_cache import cache_dir, hold, keep, kept
 from conformance.lanes import process_group
 from conformance.lanes.toolchains import PROBES, WANTED, Toolchain, toolchains
 from conformance.route import Failure, Lowered
@@ -72,17 +72,13 @@ def _remembered(code: Lowered, chain: Toolchain, make: Callable[[], Answer]) -> 
     key = hashlib.sha256(f"{code}\n{chain.name}\n{[*map(_version, chain.files)]}".encode()).hexdigest()[:32]
     if key in _refused:
         return _refused[key]
-    kept = cache_dir() / "assembled" / f"{key}.json"
+    entry = cache_dir() / "assembled" / f"{key}.json"
     with hold(cache_dir() / "locks", key):
-        with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):  # not there, or damaged
-            return Assembled({name: int(value) for name, value in json.loads(kept.read_text()).items()}, chain.name)
+        if (text := kept(entry)) is not None:
+            return Assembled({name: int(value) for name, value in json.loads(text).items()}, chain.name)
         found = make()
         if isinstance(found, Assembled):
-            with contextlib.suppress(OSError):
-                kept.parent.mkdir(parents=True, exist_ok=True)
-                part = kept.with_suffix(f".{os.getpid()}")
-                part.write_text(json.dumps(dict(found.figures)))
-                os.replace(part, kept)
+            keep(entry, json.dumps(dict(found.figures)))
         elif isinstance(found, Failure) and found.kind == "refused-by-compiler":
             _refused[key] = found
         return found

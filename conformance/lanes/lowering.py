@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from conformance.arch import Arch
-from conformance.disk_cache import cache_dir, hold
+from conformance.disk_cache import cache_dir, hold, keep, kept
 from conformance.environment import version
 from conformance.errors import NotSupported
 from conformance.expectations.rule import FAILURES
@@ -35,7 +35,7 @@ from conformance.lanes.process_group import end_group
 from conformance.registry import ROOT, arch, kernels, selector
 from conformance.route import Failure, Lowered
 
-_VERSION = 2  # of what is kept
+_VERSION = 3  # of what is kept
 _SHOWN = 500  # characters of a compiler's message
 _READ = 4 << 20  # bytes of a compiler's output
 _LARGEST_FILE = 1 << 30  # bytes that a compiler may write to one file
@@ -48,14 +48,14 @@ def lower(kernel: Kernel, params: Mapping[str, str], arch_name: str, config: str
     text = (f"{_VERSION} {kernel.operator} {kernel.module} {kernel.name} {config} {version('tilelang')} "
             f"{_sources(kernel)} {arch_name} {table.language} {dict(table.target)} {facts}")
     key = hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:32]
-    kept = cache_dir() / "lowered" / f"{key}.json"
+    entry = cache_dir() / "lowered" / f"{key}.json"
     with hold(cache_dir() / "locks", key):
-        known = _read(kept)
+        known = _read(entry)
         if isinstance(known, Failure) or (known is not None and wrong_with(known, table) is None):
             return known
         found = _in_child(kernel, params, arch_name, seconds)
         if isinstance(found, Lowered) or found.kind in ("refused", "refused-by-compiler"):
-            _write(kept, found)
+            keep(entry, json.dumps(asdict(found)))
         return found
 
 
@@ -147,7 +147,7 @@ def _child(
     except Exception as error:
         traceback.print_exc()
         found = Failure("refused-by-compiler", f"{type(error).__name__}: {_first_line(error)}")
-    _write(Path(answer), found)
+    keep(Path(answer), json.dumps(asdict(found)))
 
 
 def wrong_with(lowered: Any, table: Arch) -> str | None:
@@ -198,22 +198,16 @@ def _first_line(error: BaseException) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), "")[:_SHOWN]
 
 
-def _write(path: Path, found: Lowered | Failure) -> None:
-    """Write whole or not at all; with a full disk the result is not kept."""
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(json.dumps(asdict(found)), encoding="utf-8")
-        os.replace(part, path)
-
-
 def _read(path: Path) -> Lowered | Failure | None:
-    """What `_write` left; None when it is not there, or damaged."""
+    """What was kept; None when it is not there, or damaged."""
+    text = kept(path)
+    if text is None:
+        return None
     try:
-        fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        fields: dict[str, Any] = json.loads(text)
         if "source" in fields:
             return Lowered(**fields | {"includes": tuple(fields["includes"])})
         found = Failure(**fields)
         return found if found.kind in FAILURES and isinstance(found.message, str) else None
-    except (OSError, ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError):
         return None

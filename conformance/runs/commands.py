@@ -13,8 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from conformance import options
 from conformance.bench.recorder import path_beside
 from conformance.errors import ConformanceError
+from conformance.registry import ROOT
 
 OK, FAILED = 0, 1
 DRIFT = 0.05
@@ -35,6 +37,11 @@ Holds a second run against a first, of two commits or of two architectures: new 
 not run any more, or taken to a lower lane), fixed ones, changed levels and paths, budget fractions that moved, times,
 environment. Prints tables and writes a page. Exit code 1 when there are new failures or lost results.
 """
+_FLEET = """\
+Runs all shards of a plan as tasks of a Ray cluster, goes on with the records of tasks that are lost, and joins
+everything as 'merge' does. Without --address it starts Ray on this machine. What follows -- goes to pytest. Needs the
+extra 'ray'. Exit code as 'merge'.
+"""
 
 
 def add_to(add: Callable[[str, str, Callable[[argparse.Namespace], int], str], argparse.ArgumentParser]) -> None:
@@ -54,6 +61,19 @@ def add_to(add: Callable[[str, str, Callable[[argparse.Namespace], int], str], a
     diff.add_argument("--drift", metavar="X", type=float, default=DRIFT,
                       help=f"list budget fractions that moved by more than this (default {DRIFT:g})")
     diff.add_argument("--out", metavar="FILE", type=Path, help="where the page goes (default: diff.html beside B)")
+
+    fleet = add("fleet", "all shards of a plan on a Ray cluster, as one run", _fleet, _FLEET)
+    fleet.add_argument("--shards", metavar="N", type=int, required=True,
+                       help="number of tasks; there may be more of them than machines")
+    fleet.add_argument("--cpus", metavar="N", type=int, default=2,
+                       help="cores of a task (default 2); a GPU comes with it where the architecture needs one")
+    fleet.add_argument("--retries", metavar="N", type=int, default=3, help="how often a lost task is begun again (3)")
+    fleet.add_argument("--address", metavar="ADDRESS", help="of the cluster, such as auto or ray://host:10001")
+    fleet.add_argument("--checkout", metavar="DIR", type=Path, help="where this repository lies on its machines")
+    fleet.add_argument("--out", metavar="DIR", type=Path, help="where records and pages go (default: reports/fleet)")
+    fleet.add_argument("--allow", metavar="NAME[,NAME]", default="", help="facts that may differ, as device,driver")
+    options.add_to_argparse(fleet)
+    fleet.add_argument("pytest", metavar="-- ...", nargs="*", help="more options for pytest")
 
 
 def reports_folder() -> Any:
@@ -96,10 +116,23 @@ def _report(args: argparse.Namespace) -> int:
 
 
 def _merge(args: argparse.Namespace) -> int:
+    return _joined(args.records, args.out, args.allow)
+
+
+def _fleet(args: argparse.Namespace) -> int:
+    from conformance.runs import ray_fleet
+
+    shared = [f"{option.flag}={value}" for option in options.OPTIONS
+              if (value := getattr(args, option.dest)) is not None]
+    selection = options.select(lambda dest: getattr(args, dest))
+    records = ray_fleet.command(args, selection, [*shared, *args.pytest])
+    return _joined(records, args.out or ROOT / "reports" / "fleet", args.allow)
+
+
+def _joined(records: list[Path], out: Path | None, allow: str) -> int:
     from conformance.runs.merge import merge
 
-    allowed = [name for name in args.allow.split(",") if name]
-    recorders = merge(args.records, args.out, allowed)
+    recorders = merge(records, out, [name for name in allow.split(",") if name])
     for page in pages_of([recorder.path for recorder in recorders], recorders[0].path.parent):
         print(page)
     for recorder in recorders:

@@ -7,7 +7,7 @@ from typing import Any
 
 from conformance.case import Case
 from conformance.errors import ConformanceError
-from conformance.expectations.check import Point, governed
+from conformance.expectations.check import Points, governed
 from conformance.formats import FORMATS
 from conformance.recorder import run_line
 from conformance.registry import arch as table_of
@@ -22,7 +22,7 @@ Pairs = Sequence[tuple[Case, str]]  # planned (case, kernel name)
 
 
 def describe(
-    run: Run, arch: str, pairs: Pairs, points: Sequence[Point], identity: Mapping[str, Any], **facts: Any
+    run: Run, arch: str, pairs: Pairs, points: Points, identity: Mapping[str, Any], **facts: Any
 ) -> dict[str, Any]:
     """The line for these planned pairs on one architecture; ``points``: every point that rules can match."""
     names = list(dict.fromkeys(case.operator for case, _ in pairs))
