@@ -33,7 +33,7 @@ class CrashLog:
         """``function()`` within ``seconds`` (0 = no limit); every stack dumped meanwhile names ``label``."""
         self._arm(seconds)
         try:
-            return _named(label, function)()
+            return named(label, function)()
         finally:
             self._disarm(seconds > 0)
 
@@ -59,7 +59,7 @@ class CrashLog:
             os._exit(70)
 
 
-def _named(label: str, function: Callable[[], Any]) -> Callable[[], Any]:
+def named(label: str, function: Callable[[], Any]) -> Callable[[], Any]:
     """``function`` called from a frame whose name is ``label``: a stack dump shows names of code, never values."""
 
     def frame() -> Any:

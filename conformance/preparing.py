@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Iterable, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TypeVar
 
+from conformance.arch import Arch
 from conformance.case import Case
 from conformance.environment import ABSENT
+from conformance.isolation import named
 from conformance.kernel import Kernel
 from conformance.run import LANES, Run
 
@@ -16,7 +21,8 @@ T = TypeVar("T")
 
 def prepare(run: Run, work: Iterable[tuple[Case, Kernel, str | None]]) -> None:
     """Compile ahead. Each worker starts at another place of the list, so that together they compile in
-    parallel; a kernel's ``prepare`` skips what another worker is already compiling.
+    parallel; a kernel's ``prepare`` skips what another worker is already compiling. Where GPUs are few and cores
+    many, each compiles in several threads.
 
     What goes wrong here goes wrong again in the case that needs it, and is reported there. A worker that
     replaces another one compiles nothing ahead: that may be what ended the other.
@@ -26,21 +32,21 @@ def prepare(run: Run, work: Iterable[tuple[Case, Kernel, str | None]]) -> None:
         return
     todo: dict[tuple[str, ...], tuple[Kernel, Case, str]] = {}
     absent: dict[str, list[tuple[Case, Kernel]]] = {}
-    for case, kernel, named in work:
-        arch = named or next(iter(run.archs))
+    for case, kernel, chosen in work:
+        arch = chosen or next(iter(run.archs))
         device = run.archs[arch]
         if device == ABSENT:
             absent.setdefault(arch, []).append((case, kernel))
         if kernel.prepare is None or device not in kernel.devices:
             continue
-        signature = (kernel.name, device, *(case.get(key) for key in ("in", "out", "weights", "xsf", "hidden")))
+        signature = kernel.operator, kernel.name, device, _configuration(kernel, case, arch)
         todo.setdefault(signature, (kernel, case, device))
     entries = list(todo.values())
     run.ahead.expect(len(entries))
-    for kernel, case, device in _rotated(entries, index * len(entries) // count):
-        with run.judging(next(name for name, here in run.archs.items() if here == device)):
-            _prepare(run, kernel, case, device)
-        run.ahead.step()
+    threads = max(1, (os.cpu_count() or 1) // count) if "cuda" in run.archs.values() else 1
+    for done in _prepared(run, _rotated(entries, index * len(entries) // count), threads):
+        for _ in range(done):
+            run.ahead.step()
     steps: list[Callable[[], None]] = []
     for arch, pairs in absent.items():
         ahead = functools.partial(run.lanes_of(arch).ahead, pairs)
@@ -51,20 +57,72 @@ def prepare(run: Run, work: Iterable[tuple[Case, Kernel, str | None]]) -> None:
         run.ahead.step()
 
 
-def _prepare(run: Run, kernel: Kernel, case: Case, device: str) -> None:
-    from conformance.restore import process_kept
-
-    def prepared() -> None:
-        assert kernel.prepare is not None
-        with process_kept():
-            if not (kernel.requires and kernel.requires(device)):
-                kernel.prepare(case.params, device)
-
+def _configuration(kernel: Kernel, case: Case, name: str) -> str:
+    """What decides what ``prepare`` compiles for a case: the configuration that the kernel's route names; without a
+    route, the parameters that usually do."""
+    if kernel.route is None:
+        return " ".join(str(case.get(key)) for key in ("in", "out", "weights", "xsf", "hidden"))
     try:
-        run.crash_log.call(f"prepare of {kernel.name} for {case.id}", run.case_timeout, prepared)
+        return kernel.route(case.params, _arch(name)).config
+    except (Exception, SystemExit):  # a refusal, or what the case itself reports
+        return ""
+
+
+@functools.cache
+def _arch(name: str) -> Arch:
+    from conformance.registry import arch
+
+    return arch(name)
+
+
+def _prepared(run: Run, entries: Sequence[tuple[Kernel, Case, str]], threads: int) -> Iterator[int]:
+    """Prepare the entries; how many more are done, again and again. A time limit holds for each of them with one
+    thread, with several for the time in which none of them gets done."""
+    labelled = [(f"prepare of {kernel.name} for {case.id}", functools.partial(_prepare, kernel, case, device))
+                for kernel, case, device in entries]
+    if threads == 1:
+        for (label, step), (_, _, device) in zip(labelled, entries, strict=True):
+            with run.judging(next(name for name, here in run.archs.items() if here == device)):
+                _contained(run, label, functools.partial(_restoring, step))
+            yield 1
+        return
+    with contextlib.ExitStack() as stack:
+        for name in run.archs:
+            stack.enter_context(run.judging(name))
+        pool = stack.enter_context(ThreadPoolExecutor(threads))
+        left: set[Future[None]] = {pool.submit(named(label, step)) for label, step in labelled}
+
+        def some() -> set[Future[None]]:
+            return wait(left, return_when=FIRST_COMPLETED).done
+
+        while left:
+            done = _contained(run, "compiling ahead", some) or set()
+            left -= done
+            yield len(done)
+
+
+def _contained(run: Run, label: str, step: Callable[[], T]) -> T | None:
+    """What ``step`` returns, None where it raised."""
+    try:
+        found: T = run.crash_log.call(label, run.case_timeout, step)
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt) and not run.in_worker:
             raise
+        return None
+    return found
+
+
+def _restoring(step: Callable[[], None]) -> None:
+    from conformance.restore import process_kept
+
+    with process_kept():
+        step()
+
+
+def _prepare(kernel: Kernel, case: Case, device: str) -> None:
+    assert kernel.prepare is not None
+    if not (kernel.requires and kernel.requires(device)):
+        kernel.prepare(case.params, device)
 
 
 def _rotated(entries: Sequence[T], start: int) -> Sequence[T]:
