@@ -19,7 +19,7 @@ from conformance.verdict import Verdict, number, spelled
 @dataclass(frozen=True)
 class Subject:
     """One case made ready: its call, its references, and the checksums of inputs (under poison 1) and goldens before
-    any kernel ran; ``other_sums``: of inputs that are not too large under poison 0."""
+    any kernel ran; ``other_sums``: of inputs under poison 0."""
 
     joint: Joint
     sums: dict[str, int]

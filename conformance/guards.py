@@ -82,10 +82,39 @@ class Buffers:
         return None
 
 
+@dataclass(frozen=True)
+class Storages:
+    """The memory behind some tensors, by name: where it lies, and how many bytes it is."""
+
+    known: Mapping[str, tuple[torch.UntypedStorage, int, int]]
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor]) -> Storages:
+        behind = {name: tensor.untyped_storage() for name, tensor in tensors.items()}
+        return cls({name: (one, one.data_ptr(), one.nbytes()) for name, one in behind.items()})
+
+    def changed(self) -> str | None:
+        """Which of them has other memory now: it was freed or resized, and its tensors with it. Else None."""
+        for name, (storage, place, size) in self.known.items():
+            if storage.nbytes() != size:
+                return f"resized the storage behind {name} from {size} to {storage.nbytes()} bytes"
+            if storage.data_ptr() != place:
+                return f"gave the storage behind {name} other memory"
+        return None
+
+
 @functools.cache
 def _band(device: torch.device) -> Tensor:
     """What stands in the bands: no constant, so that no single byte written there goes unseen for long."""
     return ((torch.arange(BAND, device=device) * 37 + 11) % 251).to(torch.uint8)
+
+
+def memory_lost(tensor: Tensor) -> str | None:
+    """That a strided tensor's storage does not hold all of it any more, in words; to read it would end the process."""
+    last = sum((extent - 1) * step for extent, step in zip(tensor.shape, tensor.stride(), strict=True))
+    needed = (tensor.storage_offset() + last + 1) * tensor.element_size() if tensor.numel() else 0
+    there = tensor.untyped_storage().nbytes()
+    return f"its storage has {there} bytes and its elements need {needed}: it was freed" if there < needed else None
 
 
 def unwritten(output: Tensor, which: int) -> Tensor:

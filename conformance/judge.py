@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import time
-import traceback
 from dataclasses import replace
 
 import torch
@@ -13,11 +12,11 @@ from torch import Tensor
 from conformance.case import Case
 from conformance.comparison import Subject, golden_sums, launch_and_compare
 from conformance.diagnosis.diagnose import Allowance
-from conformance.errors import NotSupported
+from conformance.errors import NotSupported, spelled_out, text_of, trace_of
 from conformance.guards import checksum, checksums
 from conformance.joint import Joint
 from conformance.kernel import Kernel
-from conformance.launch import CaptureFailed, KernelRaised, Launcher
+from conformance.launch import CaptureFailed, Damaged, KernelRaised, Launcher
 from conformance.layouts import MAY_REFUSE
 from conformance.operator import Shared
 from conformance.pins import changed
@@ -32,9 +31,6 @@ def torch_device(settings: Settings) -> torch.device:
 
 # Failures after which the inputs are known to be as they were: the comparison has looked, no guard band was touched.
 _HARMLESS = frozenset({"nan-map", "inf-map", "exact", "bits", "budget", "published", "poison", "repeat"})
-
-
-_SMALL = 1 << 28  # bytes of inputs that are looked at under both poisons; of larger ones that takes too long
 
 
 class Judge:
@@ -119,8 +115,7 @@ class Judge:
         call = contract.inputs(case, self.settings.sizes, device, self.shared)
         call.set_poison(0)
         tensors = {name: value for name, value in call.arguments.items() if isinstance(value, Tensor)}
-        small = sum(value.nbytes for value in tensors.values()) <= _SMALL
-        other_sums = self._checksums(tensors, 0) if small else {}
+        other_sums = self._checksums(tensors, 0)
         call.set_poison(1)
         joint = Joint.of(call, contract.reference(call, self.shared))
         subject = Subject(joint, self._checksums(tensors, 1), golden_sums(joint.references), other_sums)
@@ -148,18 +143,20 @@ class Judge:
             verdict, path = launch_and_compare(launcher, subject, self._allowance)
         except KernelRaised as raised:
             error = raised.__cause__
+            assert error is not None
             if isinstance(error, NotSupported):
                 return replace(blank, state="not-run", lane="route", kind="refused",
-                               message=f"not supported by {kernel.name}: {error}")
+                               message=f"not supported by {kernel.name}: {text_of(error) or 'it does not say why'}")
             if case.get("layout") in MAY_REFUSE and isinstance(error, (ValueError, TypeError)):
-                message = f"rejected, as the contract allows: {error}"
+                message = f"rejected, as the contract allows: {text_of(error)}"
                 return replace(blank, path=REJECTED, level=kernel.promise, message=message)
             where = ""
             if isinstance(raised, CaptureFailed):
                 where = "cannot be captured in a CUDA graph (where that is so by design, declare graph_safe=False): "
-            text = f"{case.id} on {kernel.name}: {where}raised {type(error).__name__}: {error}"
-            trace = "".join(traceback.format_exception(error, limit=-12))
-            return replace(blank, state="error", kind="exception", message=text, trace=trace)
+            text = f"{case.id} on {kernel.name}: {where}raised {spelled_out(error)}"
+            return replace(blank, state="error", kind="exception", message=text, trace=trace_of(error, 12))
+        except Damaged as damage:
+            return replace(blank, state="fail", kind="guard", message=f"{case.id} on {kernel.name}: {damage}")
         return replace(
             blank,
             state="pass" if verdict.passed else "fail",

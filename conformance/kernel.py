@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -48,6 +49,7 @@ class Kernel:
     configuration for an architecture that need not be here, NotSupported when it would refuse. lower(params, arch):
     the code of that configuration.
     role: what its speed is for: "baseline" and "pytorch" are what the candidates of the operator are compared with.
+    home: the module whose body registered it, if need be by a factory in another module; "" where none did.
     """
 
     name: str
@@ -68,10 +70,17 @@ class Kernel:
     lower: Callable[[Mapping[str, str], Arch], Lowered] | None = None
     role: str = "candidate"
     parameters: frozenset[str] = field(default_factory=frozenset)
+    home: str = ""
 
     @property
     def module(self) -> str:
-        return self.function.__module__
+        """The module to import to have this kernel."""
+        return self.home or self.function.__module__
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """That one, and where the function's code stands, if elsewhere."""
+        return tuple(dict.fromkeys((self.module, self.function.__module__)))
 
     def repeats(self, params: Mapping[str, str]) -> bool:
         """Whether a case with these parameters must give the same bits on every run."""
@@ -200,21 +209,34 @@ def kernel(operator: str, *, promise: str = "within-budget", name: str | None = 
 
     def register(function: Callable[..., Any]) -> Kernel:
         label = name or function.__name__
-        places = [f"{f.__module__}.{f.__qualname__}" for f in (_REGISTRY[operator, label].function, function)
-                  ] if (operator, label) in _REGISTRY else []
+        parameters = frozenset(inspect.signature(function).parameters)
+        if options.get("configs") and "config" not in parameters:
+            raise ConformanceError(f"kernel {label} declares configs= and has no parameter 'config' to force one")
+        record = Kernel(label, operator, function, promise, parameters=parameters, home=_module_at_work(), **options)
+        places = [_place(one) for one in (_REGISTRY.get((operator, label), record), record)]
         if len(set(places)) > 1:  # the same one again: its module was reloaded
             raise ConformanceError(
                 f"two kernels of {operator} are called {label!r}: {' and '.join(places)}; "
                 "give one of them another name="
             )
-        parameters = frozenset(inspect.signature(function).parameters)
-        if options.get("configs") and "config" not in parameters:
-            raise ConformanceError(f"kernel {label} declares configs= and has no parameter 'config' to force one")
-        record = Kernel(label, operator, function, promise, parameters=parameters, **options)
         _REGISTRY[operator, label] = record
         return record
 
     return register
+
+
+def _module_at_work() -> str:
+    """The module whose body is being executed, "" where there is none, as when a program's own functions call."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code.co_name != "<module>":
+        frame = frame.f_back
+    name = frame.f_globals.get("__name__", "") if frame is not None else ""
+    return name if name in sys.modules and name != "__main__" else ""
+
+
+def _place(record: Kernel) -> str:
+    made = f"{record.function.__module__}.{record.function.__qualname__}"
+    return made if len(record.modules) == 1 else f"{made} (in {record.module})"
 
 
 def registered(operator: str) -> dict[str, Kernel]:

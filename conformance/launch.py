@@ -6,6 +6,7 @@ Each way returns the results that must all be right, labelled, for the engine to
 from __future__ import annotations
 
 import contextlib
+import dis
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,18 +14,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from conformance.case import Case
 from conformance.errors import NotSupported, unknown_name
 from conformance.formats import bits
-from conformance.guards import Buffers
+from conformance.guards import Buffers, Storages, memory_lost
 from conformance.kernel import Kernel
 from conformance.operator import ONLY, Call, Operator, Shared, by_name
 from conformance.restore import torch_settings_kept
 
 REPEATS = 25
+AGAIN = "again_"
 
 
 class KernelRaised(Exception):
     """A kernel raised; ``__cause__`` is what it raised. Tells its faults from those of the suite."""
+
+
+class Damaged(Exception):
+    """A kernel did something to the memory of its arguments after which nothing can be compared; says what."""
 
 
 class CaptureFailed(KernelRaised):
@@ -86,21 +93,29 @@ class Launcher:
 
     def run(self, arguments: Mapping[str, Any], out: Buffers, config: str | None = None, validate: bool = True
             ) -> tuple[Any, str | None]:
-        """The kernel's result and path, with torch's settings put back. Raises KernelRaised.
+        """The kernel's result and path, with torch's settings put back. Raises KernelRaised, also for what ends a
+        process elsewhere, such as SystemExit; and Damaged.
 
         The kernel gets tensors of its own on the memory of inputs and outputs: it may give an output other memory,
         which is no result, and what it does to a tensor's shape or gradient stays with it.
         """
+        storages = Storages.of({name: value for name, value in arguments.items() if isinstance(value, Tensor)}
+                               | {name: one.storage for name, one in out.by_name.items()})
         try:
             with torch_settings_kept():
                 given = {name: value.detach() if isinstance(value, Tensor) else value
                          for name, value in arguments.items()}
                 result, path = self.kernel.run(given, out.tensors(), config, validate)
-        except Exception as error:
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt) and not _raised_by_code(error):
+                raise
             raise KernelRaised from error
+        if (what := storages.changed()) is not None:
+            raise Damaged(what)
         return (out.tensors() if self.kernel.fills_out else result), path
 
     def synchronize(self) -> None:
+        """Wait for the device. Raises KernelRaised."""
         if self.device.type == "cuda":
             try:
                 torch.cuda.synchronize(self.device)
@@ -112,6 +127,14 @@ class Launcher:
         block = Buffers.allocate(self.call, self.device)
         block.poison(poison)
         del block
+
+
+def _raised_by_code(error: BaseException) -> bool:
+    """Whether a ``raise`` statement raised it: Ctrl-C arrives between statements."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and dis.opname[trace.tb_frame.f_code.co_code[trace.tb_lasti]] == "RAISE_VARARGS"
 
 
 def _plain(launcher: Launcher) -> Iterator[Launched]:
@@ -144,11 +167,17 @@ def _side_stream(launcher: Launcher) -> Iterator[Launched]:
     yield launcher.once("on the default stream afterwards", 1)
 
 
+def other_draw(case: Case) -> Case:
+    """The same case with other values: same shapes, another seed. What it has as ``again_routing`` is the routing of
+    this draw, and so with every parameter: other slots are valid then, more or fewer of them."""
+    params = {key: value for key, value in case.params.items() if not key.startswith(AGAIN)}
+    changes = {key.removeprefix(AGAIN): value for key, value in case.params.items() if key.startswith(AGAIN)}
+    return Case(case.operator, {**params, **changes, "draw": "2"}, case.family, case.tiers)
+
+
 def _other_draw(launcher: Launcher) -> Call:
-    """The same case with other values: same shapes, another seed."""
-    case = launcher.call.case
-    again = type(case)(case.operator, {**case.params, "draw": "2"}, case.family, case.tiers)
-    return launcher.operator.inputs(again, launcher.sizes, launcher.device, launcher.shared)
+    case = other_draw(launcher.call.case)
+    return launcher.operator.inputs(case, launcher.sizes, launcher.device, launcher.shared)
 
 
 def _refill(static: Mapping[str, Any], call: Call) -> None:
@@ -180,10 +209,15 @@ def _redraw(launcher: Launcher) -> Iterator[Launched]:
         result, path = launcher.run(static, out)
         launcher.synchronize()
         damage = out.damage(0)
-        if any(not torch.equal(bits(kept), bits(copy)) for kept, copy in earlier):
+        if any(memory_lost(kept) or not torch.equal(bits(kept), bits(copy)) for kept, copy in earlier):
             damage = "a result returned earlier was overwritten by this call"
-        earlier += [(one, one.clone()) for one in by_name(result).values() if isinstance(one, Tensor)]
+        earlier += [(one, one.clone()) for one in by_name(result).values() if _readable(one)]
         yield Launched(label, call, result, path, 0, damage)
+
+
+def _readable(result: Any) -> bool:
+    """Whether it is a tensor that can be looked at again; what else is wrong with it is said by its form."""
+    return isinstance(result, Tensor) and result.layout == torch.strided and memory_lost(result) is None
 
 
 def _captured(launcher: Launcher, static: Mapping[str, Any], out: Buffers

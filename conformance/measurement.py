@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from conformance.formats import FORMATS, Format, format_of
-from conformance.operator import OracleRows, Reference
+from conformance.operator import MINUS_INFINITY, NOT_A_NUMBER, PLUS_INFINITY, OracleRows, Reference
 
 _FLOAT = FORMATS["fp32"]
 
@@ -54,7 +54,8 @@ def _measure(result: Tensor, golden: Tensor, rows: OracleRows, tally: Tally, pub
         _measure_exactly(result, golden, rows, tally, published, None)
     elif len(doubtful):
         at = tuple(doubtful.T)
-        few = OracleRows(rows.start, rows.stop, rows.value[at], rows.error[at])
+        also = None if rows.also is None else rows.also[at]
+        few = OracleRows(rows.start, rows.stop, rows.value[at], rows.error[at], also)
         _measure_exactly(result[at], golden[at], few, tally, published, doubtful)
 
 
@@ -121,11 +122,24 @@ def _measure_exactly(result: Tensor, golden: Tensor, rows: OracleRows, tally: Ta
                                    "actual": float(value[here]), "budget": float(budget[here])}
 
 
+def nan_disagrees(result: Tensor, reference: Reference) -> Tensor | None:
+    """Mask of the elements that are NaN in the result or in the golden alone, and must not be; None where there are
+    none."""
+    differs = result.float().isnan() != reference.golden.float().isnan()
+    if not bool(differs.any()):
+        return None
+    for rows in reference.oracle():
+        if rows.also is not None:
+            differs[rows.start : rows.stop] &= (rows.also & NOT_A_NUMBER) == 0
+    return differs if bool(differs.any()) else None
+
+
 def element_errors(result: Tensor, golden: Tensor, rows: OracleRows) -> tuple[Tensor, Tensor, Tensor]:
     """Error and budget (fp64) of each element, and which elements are settled without either.
 
-    NaNs are compared as maps elsewhere. An infinity is right where the golden has it with the same sign, or where
-    the exact value is so near the end of the finite range that correct arithmetic may land on either side.
+    NaNs are compared as maps elsewhere. An infinity is right where the golden has it with the same sign, where
+    the exact value is so near the end of the finite range that correct arithmetic may land on either side, and where
+    the rows say so.
     """
     form = _format(result)
     value, golden, expected = result.double(), golden.double(), rows.value
@@ -143,6 +157,9 @@ def element_errors(result: Tensor, golden: Tensor, rows: OracleRows) -> tuple[Te
         same_sign = value.sign() == expected.sign()
         settled |= infinite & (golden == value)
         settled |= infinite & same_sign & (expected.abs() + allowed >= edge)
+        if rows.also is not None:
+            sides = torch.where(value > 0, PLUS_INFINITY, MINUS_INFINITY)
+            settled |= infinite & ((rows.also & sides) != 0)
     return error, budget, settled
 
 

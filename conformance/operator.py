@@ -69,15 +69,24 @@ class Call:
         return replace(self, form=self.outputs[name]) if isinstance(self.form, Mapping) else self
 
 
+PLUS_INFINITY, MINUS_INFINITY, NOT_A_NUMBER = 1, 2, 4  # what may stand in the place of a number
+
+
 @dataclass(frozen=True)
 class OracleRows:
     """Rows [start, stop) of the exact result (fp64) and of the error that correct arithmetic may make before the
-    cast to the output format (fp32, same shape, >= 0, rounded up)."""
+    cast to the output format (fp32, same shape, >= 0, rounded up).
+
+    ``also``, uint8 of the same shape, is the sum of what an element may be besides a number within its budget, because
+    the contract leaves order and width of a sum open and some of them overflow: PLUS_INFINITY, MINUS_INFINITY,
+    NOT_A_NUMBER. None where that is nothing anywhere.
+    """
 
     start: int
     stop: int
     value: Tensor
     error: Tensor
+    also: Tensor | None = None
 
 
 def no_oracle() -> Iterator[OracleRows]:

@@ -146,10 +146,13 @@ def kernels(operator_name: str, wanted: Sequence[str] = ()) -> list[Kernel]:
 
 
 def _named(name: str) -> list[Kernel]:
-    """The registered kernels of a module and the modules below it; where it is no such module, those called so."""
+    """The kernels that the bodies of a module and the modules below it registered, by a factory elsewhere too; else
+    those called so; else those of other modules that it has as its attributes."""
     everything = all_registered()
     inside = [kernel for kernel in everything if f"{kernel.module}.".startswith(f"{name}.")]
-    return inside or [kernel for kernel in everything if kernel.name == name]
+    called = [kernel for kernel in everything if kernel.name == name]
+    attributes = vars(sys.modules[name]).values() if name in sys.modules else ()
+    return inside or called or [kernel for kernel in everything if any(kernel is one for one in attributes)]
 
 
 def _import_module(name: str) -> None:
@@ -158,10 +161,14 @@ def _import_module(name: str) -> None:
     if not is_path or ("." not in name and importlib.util.find_spec(name) is None):
         known = {kernel.name for kernel in all_registered() if not kernel.module.startswith(MUTANTS)}
         raise unknown_name("kernel", name, known)
+    before = all_registered()
     _import(name, "kernel module")
     _check_operators()
     if not _named(name):
-        raise ConformanceError(f"module {name} defines no kernel: decorate a function with @conformance.kernel")
+        others = sorted({kernel.module for kernel in all_registered() if kernel not in before})
+        instead = f"; the modules that it imports define some: --kernels {','.join(others)}" if others else ""
+        raise ConformanceError(
+            f"module {name} defines no kernel: decorate a function with @conformance.kernel{instead}")
 
 
 @functools.cache

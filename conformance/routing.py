@@ -121,6 +121,20 @@ def _identity(tokens: int, topk: int, seed: int, device: torch.device) -> Tensor
     return torch.arange(tokens * topk, device=device).reshape(tokens, topk) + 1
 
 
+_NONZERO = {torch.uint8: (1, 2, 128, 255), torch.int32: (1, 2, 256, 1 << 16, -1, -(1 << 31))}
+
+
+def as_mask(valid: Tensor, dtype: torch.dtype, kind: str, seed: int) -> Tensor:
+    """A mask of ``dtype`` (uint8, int32): 0 where ``valid`` is False; elsewhere 1 ("one"), or any of some values that
+    are as true as 1 ("any"). Raises ConformanceError for another ``kind``."""
+    if kind not in ("one", "any"):
+        raise unknown_name("values of a mask", kind, ("one", "any"))
+    if kind == "one":
+        return valid.to(dtype)
+    known = torch.tensor(_NONZERO[dtype], dtype=dtype, device=valid.device)
+    return torch.where(valid, known[integers(tuple(valid.shape), 0, len(known), seed, valid.device)], 0)
+
+
 PATTERNS: dict[str, Callable[[int, int, int, torch.device], Tensor]] = {
     "shuffled": _shuffled,
     "padding": _with_padding,

@@ -16,6 +16,7 @@ from conformance.bench.record import why_not
 from conformance.bench.turns import Turns, turns_at
 from conformance.case import Case
 from conformance.environment import ABSENT, visible_gpus
+from conformance.errors import spelled_out, trace_of
 from conformance.expectations.held import hold
 from conformance.expectations.rule import Expectation
 from conformance.isolation import CrashLog
@@ -252,13 +253,10 @@ class Run:
 def _error(error: BaseException, case: Case, kernel: Kernel, settings: Settings) -> Result:
     """The result for an exception that the judge let through: the kernel's when its module is in the traceback."""
     modules = [frame.f_globals.get("__name__") for frame, _ in traceback.walk_tb(error.__traceback__)]
-    kind = "exception" if kernel.module in modules else "suite"
+    kind = "exception" if {*kernel.modules} & {*modules} else "suite"
     where = "" if kind == "exception" else "in the suite itself, "
-    text = "".join(traceback.format_exception_only(error)).strip()
-    return blank_result(
-        case, kernel, settings, "error", kind=kind, message=f"{case.id} on {kernel.name}: {where}raised {text}",
-        trace="".join(traceback.format_exception(error, limit=-6)),
-    )
+    message = f"{case.id} on {kernel.name}: {where}raised {spelled_out(error)}"
+    return blank_result(case, kernel, settings, "error", kind=kind, message=message, trace=trace_of(error, 6))
 
 
 def _rotated(entries: Sequence[T], start: int) -> Sequence[T]:

@@ -18,7 +18,7 @@ from conformance import vacuity_exact
 from conformance.case import Case
 from conformance.formats import BY_DTYPE, bits, cast
 from conformance.joint import Joint
-from conformance.operator import ONLY, Call, OracleRows, Reference, References
+from conformance.operator import NOT_A_NUMBER, ONLY, Call, OracleRows, Reference, References
 from conformance.verdict import judge
 
 _WINDOW = 4  # rows that are judged together
@@ -62,7 +62,7 @@ def _within_bounds(call: Call, reference: Reference) -> tuple[set[str], set[str]
     whole = _largest_window(call, reference)
     for name, alone in (("one element changed", _other_value), ("one NaN", _nan)):
         result = whole.reference.golden.clone()
-        if alone(result):
+        if alone(result, whole.rows):
             tried.add(name)
             if judge(result, whole.call, whole.reference, "within-budget", 0.0).passed:
                 taken.add(name)
@@ -81,7 +81,8 @@ class _Window:
 def _window(call: Call, reference: Reference, chunk: OracleRows, start: int, stop: int, device: torch.device
             ) -> _Window:
     """Rows [start, stop) of a chunk of the oracle."""
-    rows = OracleRows(0, stop - start, chunk.value[start:stop].to(device), chunk.error[start:stop].to(device))
+    also = None if chunk.also is None else chunk.also[start:stop].to(device)
+    rows = OracleRows(0, stop - start, chunk.value[start:stop].to(device), chunk.error[start:stop].to(device), also)
     here = slice(chunk.start + start, chunk.start + stop)
     fixed = call.bitwise_rows
     return _Window(replace(call, bitwise_rows=None if fixed is None else fixed[here].to(device)),
@@ -122,7 +123,7 @@ def _wrong(window: _Window, changed: Tensor, row: int) -> bool:
     """Whether a changed row is wrong beyond doubt in one element at least."""
     form = BY_DTYPE[changed.dtype]
     was, now = window.reference.golden[row].double(), changed[row].double()
-    if bool((was.isnan() != now.isnan()).any()):
+    if bool(((was.isnan() != now.isnan()) & _fixed(window.rows, NOT_A_NUMBER)[row]).any()):
         return True
     moved = (now - was).abs()
     if window.call.regime == "exact":
@@ -133,7 +134,12 @@ def _wrong(window: _Window, changed: Tensor, row: int) -> bool:
     return bool(((moved > doubtful) & moved.isfinite()).any())
 
 
-def _other_value(result: Tensor) -> bool:
+def _fixed(rows: OracleRows, what: int) -> Tensor:
+    """Mask of the elements that must not be ``what`` unless the golden is."""
+    return torch.ones_like(rows.value, dtype=torch.bool) if rows.also is None else (rows.also & what) == 0
+
+
+def _other_value(result: Tensor, rows: OracleRows) -> bool:
     """Change one element of ``result`` in place by far; False where none is finite."""
     places = result.float().isfinite().nonzero()
     if not len(places):
@@ -144,9 +150,9 @@ def _other_value(result: Tensor) -> bool:
     return True
 
 
-def _nan(result: Tensor) -> bool:
-    """Make the last element that is no NaN one, in place."""
-    places = (~result.float().isnan()).nonzero()
+def _nan(result: Tensor, rows: OracleRows) -> bool:
+    """Make the last element of ``rows`` that is no NaN, and must not be one, NaN in place."""
+    places = (~result[: rows.stop - rows.start].float().isnan() & _fixed(rows, NOT_A_NUMBER)).nonzero()
     if len(places):
         row, column = places[-1].tolist()
         result[row, column] = torch.tensor(float("nan")).to(result.dtype)

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from conformance.formats import bits
+from conformance.guards import memory_lost
 from conformance.kernel import LEVELS
-from conformance.measurement import Tally, measured
+from conformance.measurement import Tally, measured, nan_disagrees
 from conformance.operator import Call, Output, Reference
 
 
@@ -51,6 +52,8 @@ def check_form(result: Any, form: Output, device: torch.device, in_place: bool =
         return f"shape is {tuple(result.shape)}, {form.shape} is required"
     if result.device != device:
         return f"device is {result.device}, {device} is required"
+    if (lost := memory_lost(result)) is not None:
+        return lost
     if result.numel() and not in_place and not result.is_contiguous():
         return f"strides are {result.stride()}, a contiguous result is required"
     return None
@@ -68,10 +71,9 @@ def judge(result: Tensor, call: Call, reference: Reference, promise: str, fracti
         return _exactly(result, reference)
     if torch.equal(bits(result), bits(golden)):
         return Verdict("bit-exact", budget_fraction=fraction_if_exact)
-    nan = result.float().isnan()
-    if bool((wrong := nan != golden.float().isnan()).any()):
-        return _failure("nan-map", "are NaN on one side only", wrong, result, golden, Verdict(None))
-    differs = (bits(result) != bits(golden)) & ~nan
+    if (disagree := nan_disagrees(result, reference)) is not None:
+        return _failure("nan-map", "are NaN on one side only", disagree, result, golden, Verdict(None))
+    differs = (bits(result) != bits(golden)) & ~(result.float().isnan() & golden.float().isnan())
     tally = measured(result, reference)
     level = _level(tally, differs)
     figures = Verdict(level, budget_fraction=tally.fraction, max_error=tally.error)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from conformance.formats import BY_DTYPE
+from conformance.operator import MINUS_INFINITY, NOT_A_NUMBER, PLUS_INFINITY
 from references.moe_gemm_2stage.bounds import Bounded
 
 
@@ -40,21 +41,26 @@ def compare(out: Tensor, exact: Bounded, written: Tensor | None = None) -> Compa
     """Judge ``out`` [..., N] of a float dtype against bounds of the same shape.
 
     written: bool [...], the rows that must be right; others (slots without an expert in stage 1) may hold anything.
-    An infinity is right where its value, with its error, reaches the end of the format's range with the same sign.
+    An infinity is right where its value, with its error, reaches the end of the format's range with the same sign, and
+    where the bounds say so, as of NaN.
     """
     form = BY_DTYPE[out.dtype]
     width = out.shape[-1]
     value, error, found = (part.reshape(-1, width) for part in (exact.value, exact.error, out.double()))
+    also = getattr(exact, "also", None)
+    also = torch.zeros_like(value, dtype=torch.uint8) if also is None else also.reshape(-1, width)
     index = torch.arange(len(value), device=out.device)
     if written is not None:
         index = written.reshape(-1).nonzero().flatten()
-        value, error, found = value[index], error[index], found[index]
+        value, error, found, also = value[index], error[index], found[index], also[index]
     if not found.numel():
         return Comparison(0, 0, 0.0, (), 0.0, 1.0, 1.0, 1.0)
     reach = value.abs() + error
     fraction = ((found - value).abs() / (error + form.half_ulp(reach))).nan_to_num(nan=math.inf)
     edge = form.maximum * (1.0 + 0.5 / (2.0**form.precision - 1))
     beyond = found.isinf() & (found.sign() == value.sign()) & (reach >= edge)
+    beyond |= (found == math.inf) & (also & PLUS_INFINITY > 0) | (found == -math.inf) & (also & MINUS_INFINITY > 0)
+    beyond |= found.isnan() & (also & NOT_A_NUMBER > 0)
     fraction = fraction.masked_fill(beyond | error.isinf(), 0.0)
     over = fraction > 1.0
     rows = tuple(index[over.any(dim=1)].tolist())

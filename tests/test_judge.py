@@ -981,3 +981,15 @@ def test_a_kernel_that_tidies_what_no_slot_refers_to() -> None:
     result = judged(filling(body), case)
     assert (result.state, result.kind) == ("fail", "input-changed")
     assert "x_sf" in result.message
+
+
+def test_inputs_of_any_size_are_looked_at_under_both_poisons() -> None:
+    """Of 287 MB, a row of NaN that no slot refers to becomes zeros, before the second run puts other poison there."""
+    def body(given: Arguments, out: Tensor) -> None:
+        fill_right(given, out)
+        row = given["x"][:1]
+        row[row.isnan()] = 0.0
+
+    result = judged(filling(body), sample(tokens=3, topk=2, hidden=1024, routing="sparse"))
+    assert (result.state, result.kind) == ("fail", "input-changed")
+    assert "run with poison 0: wrote to its input x" in result.message

@@ -298,3 +298,67 @@ def test_a_module_brings_all_its_kernels_also_when_one_is_called_like_it(
 def test_what_is_no_module_and_no_kernel_is_an_unknown_kernel(name: str) -> None:
     with pytest.raises(ConformanceError, match=r"unknown kernel .* Known: h_tiled, .*per_token, .*vectorised"):
         kernels(NAME, [name])
+
+
+# ---- kernels that a factory makes -----------------------------------------------------------------------------------
+
+FACTORY = f'''
+def make(name):
+    def made(x, token_topk_to_pos, out):
+        out.zero_()
+    return kernel("{NAME}", name=name)(made)
+'''
+
+
+def test_a_module_offers_what_a_factory_elsewhere_made_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not what the factory's module made for itself or for others."""
+    module(tmp_path, "factory_of_kernels", FACTORY + 'make("made_at_home")\n', monkeypatch)
+    for number in (1, 2):
+        module(tmp_path, f"asks_a_factory_{number}", f'import factory_of_kernels\nfactory_of_kernels.make("made_for_'
+               f'{number}")\n', monkeypatch)
+    for number in (1, 2):
+        (found,) = kernels(NAME, [f"asks_a_factory_{number}"])
+        assert (found.name, found.module) == (f"made_for_{number}", f"asks_a_factory_{number}")
+        assert found.modules == (f"asks_a_factory_{number}", "factory_of_kernels")
+        assert selector(found) == f"asks_a_factory_{number}"
+    assert [k.name for k in kernels(NAME, ["factory_of_kernels"])] == ["made_at_home"]
+
+
+def test_a_module_offers_what_it_imports_by_name_when_it_has_nothing_else(tmp_path: Path,
+                                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    module(tmp_path, "has_kernels", DEFINITION.format(NAME, "first_of_two") + DEFINITION.format(
+        NAME, "second_of_two").replace("anything", "something"), monkeypatch)
+    module(tmp_path, "passes_one_on", "from has_kernels import something\n", monkeypatch)
+    (found,) = kernels(NAME, ["passes_one_on"])
+    assert (found.name, found.module) == ("second_of_two", "has_kernels")
+    module(tmp_path, "only_imports", "import has_kernels\n", monkeypatch)
+    with pytest.raises(ConformanceError, match="module only_imports defines no kernel"):
+        kernels(NAME, ["only_imports"])
+
+
+def test_a_module_without_kernels_names_those_that_have_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module(tmp_path, "deep_kernels", DEFINITION.format(NAME, "deep_one"), monkeypatch)
+    module(tmp_path, "shallow", "import deep_kernels\n", monkeypatch)
+    with pytest.raises(ConformanceError, match=(
+            r"module shallow defines no kernel: .*; the modules that it imports define some: --kernels deep_kernels$")):
+        kernels(NAME, ["shallow"])
+
+
+def test_two_modules_may_not_have_a_factory_make_one_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module(tmp_path, "factory_of_one_name", FACTORY, monkeypatch)
+    for number in (1, 2):
+        module(tmp_path, f"wants_one_name_{number}", 'from factory_of_one_name import make\nmade = make("one_name")\n',
+               monkeypatch)
+    assert [k.name for k in kernels(NAME, ["wants_one_name_1"])] == ["one_name"]
+    with pytest.raises(ConformanceError, match=r"two kernels of moe_reduce_fused are called 'one_name': "
+                       r"factory_of_one_name.make.<locals>.made \(in wants_one_name_1\) and "
+                       r"factory_of_one_name.make.<locals>.made \(in wants_one_name_2\)"):
+        kernels(NAME, ["wants_one_name_2"])
+
+
+def test_a_kernel_that_a_function_registers_is_its_own_modules() -> None:
+    @kernel(NAME, name="registered_at_run_time")
+    def late(x, token_topk_to_pos, out):  # type: ignore[no-untyped-def]
+        out.zero_()
+
+    assert (late.home, late.module, late.modules) == ("", __name__, (__name__,))

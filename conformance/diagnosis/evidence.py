@@ -10,7 +10,7 @@ from torch import Tensor
 
 from conformance.formats import BY_DTYPE, Format, bits
 from conformance.guards import unwritten
-from conformance.measurement import element_errors
+from conformance.measurement import element_errors, nan_disagrees
 from conformance.operator import Call, Reference
 
 SAMPLED = 64  # columns that explanations are recomputed for
@@ -97,9 +97,9 @@ def gather(result: Tensor, call: Call, reference: Reference, poison: int) -> Evi
         here = slice(rows.start, rows.stop)
         error, budget, settled = element_errors(result[here], golden[here], rows)
         wrong[here] = ~(error <= budget) & ~settled
-    nan = result.float().isnan()
-    wrong |= nan != golden.float().isnan()
-    differs = (bits(result) != bits(golden)) & ~(nan & golden.float().isnan())
+    if (disagree := nan_disagrees(result, reference)) is not None:
+        wrong |= disagree
+    differs = (bits(result) != bits(golden)) & ~(result.float().isnan() & golden.float().isnan())
     both_zero = (result.float() == 0) & (golden.float() == 0)
     if call.regime == "exact":
         wrong |= differs & ~both_zero

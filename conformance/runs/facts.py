@@ -30,7 +30,7 @@ def describe(
     contracts = [operator(name) for name in names]
     described = {
         kernel.name: {"operator": name, "promise": kernel.promise, "module": kernel.module, "about": kernel.about,
-                      "source": source_digest(kernel.module)}
+                      "source": "+".join(filter(None, map(source_digest, kernel.modules))) or None}
         for name in names
         for kernel in kernels(name, run.selection.kernels)
         if kernel.name in used

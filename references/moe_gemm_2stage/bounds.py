@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from conformance.formats import BY_DTYPE, Format
+from conformance.operator import MINUS_INFINITY, NOT_A_NUMBER, PLUS_INFINITY
 from references.moe_gemm_2stage.rounding import OUTPUTS
 
 LAMBDA = 6.0
@@ -64,6 +65,20 @@ class Bounded:
         return Bounded(centre, error.nan_to_num(nan=math.inf))
 
 
+@dataclass(frozen=True)
+class Combined(Bounded):
+    """Sums of slots: what each is when none of its steps overflows, and in ``also`` (uint8, see
+    `conformance.operator.OracleRows`) what it is besides where one may."""
+
+    also: Tensor | None = None
+
+    @classmethod
+    def of(cls, value: Tensor, error: Tensor, plus: Tensor, minus: Tensor) -> Combined:
+        """``plus``, ``minus``: where some order or width of the sum meets that infinity; NaN comes of both."""
+        also = plus * PLUS_INFINITY + minus * MINUS_INFINITY + (plus & minus) * NOT_A_NUMBER
+        return cls(value, error, also.to(torch.uint8) if bool(also.any()) else None)
+
+
 def dot_error(total: Tensor, size: Tensor, terms: int, arithmetic: Arithmetic, grouped: bool = False) -> Tensor:
     """Error of a sum of ``terms`` products whose exact value is at most ``total`` and whose magnitudes sum to ``size``.
 
@@ -96,6 +111,11 @@ def silu(x: Bounded) -> Bounded:
 def format_of(out: str) -> Format:
     """The number format of an output name. Raises KeyError for an unknown one."""
     return BY_DTYPE[OUTPUTS[out]]
+
+
+def overflows(form: Format) -> float:
+    """The least magnitude that is rounded to infinity: halfway from the largest number to the next power of two."""
+    return form.maximum * (1.0 + 0.5 / (2.0**form.precision - 1))
 
 
 def rounded(x: Bounded, out: str) -> Tensor:

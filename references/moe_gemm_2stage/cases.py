@@ -3,8 +3,9 @@
     shape    name of a published shape, for the reader      tokens, hidden, inter, experts, topk   T, H, I, E, k
     bm       rows of a routing block                        in     name of a mode in `dtypes`
     mode     atomic or reduce (stage 2)                     out    f16, bf16, f32
-    mask     yes: some experts live elsewhere               routing  how tokens choose experts, see `draw`
-    data     real, coded, zero_rows or large                encoding of fp8: ocp or fnuz
+    mask     yes, other: some experts live elsewhere        values   of the mask: one, or any value but 0
+    routing  how tokens choose experts, see `draw`          weights  of the routes: share, or signed
+    data     one of `DATA`                                  encoding of fp8: ocp or fnuz
     rule     of integer quantisation between the stages     doweight  where stage 1 applies the routing weight
 """
 
@@ -21,6 +22,7 @@ from references.moe_gemm_2stage.rounding import OUTPUTS
 from references.moe_gemm_2stage.storage import STORED
 
 ROUTINGS = ("skewed", "even", "one_expert", "sentinel")
+DATA = ("real", "coded", "exact", "zero_rows", "large", "larger", "overflow", "nonfinite")
 DOWEIGHT = {"none": "none", "after": "after", "gate": "gate", "gate_and_up": "gate-and-up"}
 _REDUCED_BLOCK, _REDUCED_TOKENS, _REDUCED_EXPERTS = 16, 33, 20
 # Parameters that change neither the data nor the routes, so that the cases which differ in them share both.
@@ -84,8 +86,9 @@ def choice(case: Case, name: str, known: tuple[str, ...], default: str) -> str:
 
 def data_of(case: Case) -> str:
     """"coded", integers whose sums are exact, where they are asked for and the operator is linear, else "real": no
-    data makes silu exact. "zero_rows": some rows are zeros. "large": results at the end of fp16's range."""
-    wanted = choice(case, "data", ("real", "coded", "exact", "zero_rows", "large"), "real")
+    data makes silu exact. "zero_rows": some rows are zeros. "large": results at the end of fp16's range; "larger" and
+    "overflow": many beyond it, of stage 1 and of stage 2. "nonfinite": some rows hold a NaN or an infinity."""
+    wanted = choice(case, "data", DATA, "real")
     if wanted in ("coded", "exact"):
         return "coded" if case.operator == "moe_gemm2" else "real"
     return wanted

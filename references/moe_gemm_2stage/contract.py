@@ -6,7 +6,7 @@ sorted_token_ids int32 [P], sorted_expert_ids int32 [B], sorted_weights fp32 [P]
     `sorting`; P = T k + E BM - k, B = ceil(P / BM). Nothing is promised of what stands past num_valid_ids[0] rows, nor
     of weights of padding.
 topk_ids int32 [T, k], topk_weights fp32 [T, k], expert_mask int32 [E] or None: global expert ids; 0 in the mask: that
-    expert is not here. Weights of slots without an expert are unspecified.
+    expert is not here; any other value: it is. Weights of slots without an expert are unspecified, others any number.
 in_dtype: a name of `dtypes.MODES`. block: BM.
 
 Operands, with their scales None where the dtype has none (`storage`):

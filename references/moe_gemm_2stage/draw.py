@@ -13,14 +13,18 @@ import torch
 from torch import Tensor
 
 from conformance.generate import fill_rows, integers, uniform
+from conformance.routing import as_mask
 from references.moe_gemm_2stage import operands
 from references.moe_gemm_2stage.cases import Extents
 from references.moe_gemm_2stage.dtypes import Mode
 from references.moe_gemm_2stage.operands import Operand
+from references.moe_gemm_2stage.storage import ENCODINGS
 
 _SPREAD = 5.0  # standard deviation of ``numbers``
-_LARGE = 256.0
-_ROUTING_SEED, _WEIGHT_SEED, _SCALE_SEED = 101, 202, 303
+# Factors of rows and of w2. "larger": many results of stage 1 are beyond fp16; "overflow": of stage 2, none of stage 1.
+_OF_ROWS = {"large": 256.0, "larger": 2.0**11, "overflow": 32.0}
+_OF_W2 = {"large": 256.0, "overflow": 2.0**15}
+_ROUTING_SEED, _WEIGHT_SEED, _SCALE_SEED, _MASK_SEED = 101, 202, 303, 404
 
 
 def numbers(rows: int, width: int, seed: int, device: torch.device) -> Tensor:
@@ -53,10 +57,10 @@ def rows_of(count: int, width: int, mode: Mode, data: str, encoding: str, seed: 
 
 
 def _of_kind(value: Tensor, data: str) -> Tensor:
-    """Rows of numbers as ``data`` asks for: "zero_rows", every third row 0; "large", 256 times as large."""
+    """Rows of numbers as ``data`` asks for: "zero_rows", every third row 0; others some times as large."""
     if data == "zero_rows":
         value[1::3] = 0.0
-    return value * _LARGE if data == "large" else value
+    return value * _OF_ROWS.get(data, 1.0)
 
 
 def smoothed_rows(count: int, width: int, mode: Mode, data: str, encoding: str, seed: int, ids: Tensor, experts: int
@@ -89,8 +93,8 @@ def weight_of(expert: int, rows: int, width: int, mode: Mode, data: str, encodin
         gate = value[: rows // 2]
         value[: rows // 2] = gate.abs() * 0.25 + gate * 0.75
     value *= decades(rows, seed + _SCALE_SEED, device)
-    if data == "large" and not gated:  # stage 2 is linear in its rows, stage 1 quadratic
-        value *= _LARGE
+    if not gated:  # stage 2 is linear in its rows, stage 1 quadratic
+        value *= _OF_W2.get(data, 1.0)
     return operands.weight(value[None], mode, encoding)
 
 
@@ -125,21 +129,50 @@ def experts_of(of: Extents, routing: str, seed: int, device: torch.device, mask:
     return score.argsort(dim=1, descending=True, stable=True)[:, : of.topk].to(torch.int32)
 
 
-def routing_weights(of: Extents, data: str, seed: int, device: torch.device) -> Tensor:
-    """fp32 [T, k], strongly uneven, each row's sum 1 up to rounding; powers of two for exact sums."""
+def routing_weights(of: Extents, data: str, kind: str, seed: int, device: torch.device) -> Tensor:
+    """fp32 [T, k], strongly uneven, each row's sum 1 up to rounding; powers of two for exact sums.
+
+    ``kind`` "signed": a third of them negative, a sixth 0, and a few of those -0.
+    """
+    shape = of.tokens, of.topk
     if data == "coded":
-        return torch.exp2(integers((of.tokens, of.topk), -3, 1, seed + _WEIGHT_SEED, device).float())
-    share = uniform((of.tokens, of.topk), seed + _WEIGHT_SEED, device)
-    share = share * share
-    share = share * share + 0.02
-    total = share[:, 0].clone()
-    for slot in range(1, of.topk):
-        total += share[:, slot]
-    return share / total[:, None]
+        found = torch.exp2(integers(shape, -3, 1, seed + _WEIGHT_SEED, device).float())
+    else:
+        share = uniform(shape, seed + _WEIGHT_SEED, device)
+        share = share * share
+        share = share * share + 0.02
+        total = share[:, 0].clone()
+        for slot in range(1, of.topk):
+            total += share[:, slot]
+        found = share / total[:, None]
+    if kind == "signed":
+        found *= torch.tensor([1.0, 1.0, 1.0, -1.0, -1.0, 0.0], device=device)[
+            integers(shape, 0, 6, seed + _WEIGHT_SEED + 1, device)]
+        found[::4] *= -1.0
+    return found
 
 
-def expert_mask(of: Extents, device: torch.device) -> Tensor:
-    """int32 [E], 0 for two thirds of the experts: neither the first nor the last of more than two."""
+def spoil(stored: Tensor, chosen: Tensor, seed: int) -> None:
+    """Put one NaN, +infinity or -infinity in turn into the rows of ``stored`` [R, K] that ``chosen`` [R] masks; of a
+    format without infinities NaN alone. Raises TypeError for integers."""
+    if not stored.dtype.is_floating_point:
+        raise TypeError(f"rows of {stored.dtype} hold no NaN")
+    rows = chosen.nonzero().flatten()
+    columns = integers((len(rows),), 0, stored.shape[1], seed, stored.device)
+    if stored.element_size() == 1:
+        stored.view(torch.uint8)[rows, columns] = ENCODINGS[stored.dtype].nan
+        return
+    known = torch.tensor([math.nan, math.inf, -math.inf], device=stored.device).to(stored.dtype)
+    stored[rows, columns] = known[torch.arange(len(rows), device=stored.device) % 3]
+
+
+def expert_mask(of: Extents, which: str, values: str, seed: int, device: torch.device) -> Tensor | None:
+    """int32 [E] or, of "no", None. "yes": 0 for two thirds of the experts, neither the first nor the last of more than
+    two; "other": for as many, most of them others. ``values`` as of `routing.as_mask`."""
+    if which == "no":
+        return None
     expert = torch.arange(of.experts, device=device)
-    masked = (expert % 3 != 0) & (expert < max(2, of.experts - 1))
-    return (~masked).to(torch.int32)
+    local = (expert % 3 == 0) | (expert >= max(2, of.experts - 1))
+    if which == "other":
+        local[1:-1] = local[1:-1].roll(1)
+    return as_mask(local, torch.int32, values, seed + _MASK_SEED)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from conformance.case import Case
+from conformance.generate import integers
 from conformance.layouts import place
 from conformance.operator import Arguments, Call, Shared
 from references.moe_gemm_2stage import cases, draw, layouts, sorting
@@ -18,7 +19,7 @@ from references.moe_gemm_2stage.fp8 import FORMS
 from references.moe_gemm_2stage.poison import Place, setter
 from references.moe_gemm_2stage.storage import store_rows, store_weight
 
-_X, _W1, _W2, _A2, _SMOOTH = 1, 1_000_003, 2_000_003, 3_000_017, 4_000_037  # seeds of the operands
+_X, _W1, _W2, _A2, _SMOOTH, _SPOILT = 1, 1_000_003, 2_000_003, 3_000_017, 4_000_037, 5_000_011  # seeds of the operands
 
 
 @dataclass(frozen=True)
@@ -82,9 +83,11 @@ def _draw(case: Case, sizes: str, device: torch.device, seed: int) -> _Drawn:
     of, mode = cases.extents(case, sizes), cases.mode_of(case)
     data = cases.data_of(case)
     routing = cases.choice(case, "routing", cases.ROUTINGS, "skewed")
-    mask = draw.expert_mask(of, device) if cases.choice(case, "mask", ("no", "yes"), "no") == "yes" else None
+    mask = draw.expert_mask(of, cases.choice(case, "mask", ("no", "yes", "other"), "no"), case.get("values", "one"),
+                            seed, device)
     ids = draw.experts_of(of, routing, seed, device, mask)
-    weights = draw.routing_weights(of, data, seed, device)
+    signs = cases.choice(case, "weights", ("share", "signed"), "share")
+    weights = draw.routing_weights(of, data, signs, seed, device)
     found = sorting.sort(ids, weights, of.experts, of.block, mask)
     routes = sorting.Sorted(placed(found.token_ids), placed(found.weights), placed(found.expert_ids), found.num_valid,
                             of.block)
@@ -131,7 +134,10 @@ def _add_a2(point: _Point, arguments: Arguments, places: list[Place]) -> None:
     count = of.tokens * of.topk
     rows = draw.rows_of(count, of.inter, point.mode, point.data, point.encoding, point.seed + _A2, point.device)
     scale = None if rows.scale is None else rows.scale.flatten()
-    _keep("a2", store_rows(rows, point.mode, point.encoding), scale, (point.local < 0).flatten(), arguments, places)
+    stored = store_rows(rows, point.mode, point.encoding)
+    if point.data == "nonfinite":
+        draw.spoil(stored, integers((count,), 0, 4, point.seed + _SPOILT, point.device) == 0, point.seed + _SPOILT)
+    _keep("a2", stored, scale, (point.local < 0).flatten(), arguments, places)
     arguments["a2"] = arguments["a2"].view(of.tokens, of.topk, of.inter)
 
 

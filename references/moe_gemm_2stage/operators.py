@@ -19,7 +19,13 @@ _POLICIES = {
     "keeps its order.",
     "padding": "ids past num_valid_ids, weights of padding, experts without a token and rows without an expert may "
     "hold anything: selection, never multiplication by 0.",
-    "rounding": "f16 to nearest even, to infinity beyond its range; bf16 to nearest, ties either way.",
+    "expert mask": "0 masks; every other value, negative ones too, does not. FlyDSL's own callers give 0 and 1.",
+    "routing weights": "any number: a slot whose weight is 0 or below it counts like any other, and 0 times NaN or "
+    "infinity is NaN.",
+    "rounding": "f16 to nearest even, to infinity beyond its range, never to its largest number; bf16 to nearest, ties "
+    "either way.",
+    "overflow of sums": "where every order and width of a sum leaves f16's range, infinity. Where only some do, with a "
+    "term or a partial sum, that infinity, NaN where both may be met, or the sum itself, as of who adds in fp32.",
     "fp8": "e4m3 as the operands' dtype says, OCP or FNUZ; re-quantisation saturates.",
     "order": "of sums within a row any; of slots in atomic mode any, each addition rounded to the output's format.",
 }

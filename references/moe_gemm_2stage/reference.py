@@ -16,7 +16,7 @@ from torch import Tensor
 
 from conformance.operator import Call, OracleRows, Reference, Shared
 from references.moe_gemm_2stage import golden, layouts, operands, sorting, stages
-from references.moe_gemm_2stage.bounds import Arithmetic, Bounded
+from references.moe_gemm_2stage.bounds import Arithmetic, Bounded, Combined
 from references.moe_gemm_2stage.chain import intermediate
 from references.moe_gemm_2stage.contract import sizes_of
 from references.moe_gemm_2stage.dtypes import MODES, Mode
@@ -196,7 +196,8 @@ def reference(call: Call, shared: Shared) -> Reference:
             return known[span]
         found = combined(of.tokens(*span), of_chunk("terms", span, terms))
         error = (found.error * (1 + 2.0**-22)).clamp(max=_LARGEST).float()
-        made = OracleRows(span[0] * topk, span[1] * topk, found.value, error)
+        also = found.also if isinstance(found, Combined) else None
+        made = OracleRows(span[0] * topk, span[1] * topk, found.value, error, also)
         if keep:
             known[span] = made
         return made

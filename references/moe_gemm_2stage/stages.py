@@ -18,7 +18,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from references.moe_gemm_2stage.bounds import Arithmetic, Bounded, U, dot_error, format_of, silu
+from conformance.formats import Format
+from references.moe_gemm_2stage.bounds import (
+    Arithmetic,
+    Bounded,
+    Combined,
+    U,
+    dot_error,
+    format_of,
+    overflows,
+    silu,
+)
 from references.moe_gemm_2stage.operands import Operand
 
 DOWEIGHT_STAGE1 = ("none", "after", "gate", "gate-and-up")
@@ -128,33 +138,47 @@ def stage2(rows: Operand, w2: Operand, routes: Routes, doweight: bool = True, ar
     return found.times(routes.weights[..., None]) if doweight else found
 
 
-def combine_atomic(terms: Bounded, routes: Routes, out: str) -> Bounded:
-    """[T, H] of terms that are rounded to ``out`` and added in ``out``, in any order.
+def combine_atomic(terms: Bounded, routes: Routes, out: str) -> Combined:
+    """[T, H] of terms that are rounded to ``out`` and added in ``out``, in any order, or with fewer roundings.
 
     With m slots that is m roundings of terms and m - 1 of sums (the first adds to 0). The last one is the comparison's
-    half ULP; the m - 2 others are bounded at the sum of magnitudes. Where partial sums may overflow, nothing is known.
+    half ULP; the m - 2 others are bounded at the sum of magnitudes, or at the largest number: beyond it is infinity,
+    which stays. One is met where the terms of its sign alone may overflow; who adds in fp32 need not meet it.
     """
     form, valid = format_of(out), routes.valid[..., None]
-    size = terms.value.abs() + terms.error
-    of_terms = (terms.error + form.half_ulp(size)) * valid
+    of_terms = _rounded_terms(terms, valid, form)
     count = valid.sum(dim=1)
-    reach = (size * valid).sum(dim=1) + of_terms.sum(dim=1)
-    error = of_terms.sum(dim=1) + (count - 2).clamp(min=0) * form.half_ulp(reach)
+    reach = ((terms.value.abs() + terms.error) * valid).sum(dim=1) + of_terms.sum(dim=1)
+    last = form.half_ulp(reach.clamp(max=form.maximum))
+    error = of_terms.sum(dim=1) + (count - 2).clamp(min=0) * last
     single = (terms.error * valid).sum(dim=1)  # one slot: its own rounding is the last one
     error = torch.where(count > 1, error, single)
-    return Bounded((terms.value * valid).sum(dim=1), error.masked_fill(reach > form.maximum, math.inf))
+    slack = error + last
+    plus, minus = ((side.clamp(min=0) * valid).sum(dim=1) + slack >= overflows(form) for side in _ends(terms))
+    return Combined.of((terms.value * valid).sum(dim=1), error, plus, minus)
 
 
-def combine_reduce(terms: Bounded, routes: Routes, out: str) -> Bounded:
+def combine_reduce(terms: Bounded, routes: Routes, out: str) -> Combined:
     """[T, H] of terms that are rounded to ``out`` each (f16, bf16), then summed in fp32. Raises ValueError for f32.
-    Where a term may overflow, nothing is known."""
+    Where a term may overflow, the sum may be that infinity as well; who keeps terms in fp32 does not meet it."""
     if out == "f32":
         raise ValueError("out is 'f32': partials are f16 or bf16 only")
     form, valid = format_of(out), routes.valid[..., None]
-    size = terms.value.abs() + terms.error
-    of_terms = (terms.error + form.half_ulp(size)) * valid
+    of_terms = _rounded_terms(terms, valid, form)
     count = valid.sum(dim=1)
-    additions = (count - 1).clamp(min=0) * U * ((size * valid).sum(dim=1) + of_terms.sum(dim=1))
+    size = ((terms.value.abs() + terms.error) * valid).sum(dim=1)
+    additions = torch.where(count > 1, (count - 1) * U * (size + of_terms.sum(dim=1)), 0.0)  # no 0 times infinity
     error = of_terms.sum(dim=1) + additions * (1 + 2.0**-16)
-    overflow = (size * valid).amax(dim=1) > form.maximum
-    return Bounded((terms.value * valid).sum(dim=1), error.masked_fill(overflow, math.inf))
+    plus, minus = (((side >= overflows(form)) & valid).any(dim=1) for side in _ends(terms))
+    return Combined.of((terms.value * valid).sum(dim=1), error, plus, minus)
+
+
+def _rounded_terms(terms: Bounded, valid: Tensor, form: Format) -> Tensor:
+    """[T, k, H]: how far a term may be from its value once it is rounded to a finite number of the format."""
+    size = (terms.value.abs() + terms.error).clamp(max=form.maximum)
+    return torch.where(valid, terms.error + form.half_ulp(size), 0.0)
+
+
+def _ends(terms: Bounded) -> tuple[Tensor, Tensor]:
+    """[T, k, H] each: how far up, and how far down, a term may reach."""
+    return terms.value + terms.error, terms.error - terms.value

@@ -21,7 +21,6 @@ _WIDE = {"fp32": 40, "bf16": 40, "fp16": 8}  # exponents that the rows of one to
 _REDUCED_TOKENS = 61  # in the tens, and no multiple of 32
 _POISON = (float("nan"), 30000.0)  # one that spreads and one that is finite in every format
 _OUTSIDE = (-1, -(1 << 31), (1 << 31) - 1)  # ids of masked slots that are no index; and E, the first past the end
-_NONZERO = {torch.uint8: (1, 2, 128, 255), torch.int32: (1, 2, 256, 1 << 16, -1, -(1 << 31))}  # all of them "valid"
 
 
 def tokens_expected(case: Case, sizes: str) -> int:
@@ -66,12 +65,12 @@ def inputs(case: Case, sizes: str, device: torch.device, shared: Shared) -> Call
         return place(tuple(value.shape), value.dtype, device, "strided" if all_strided else "contiguous").copy_(value)
 
     arguments: Arguments = {"part": part, "valid_mask": None, "topk_ids": None, "expert_mask": None}
-    plain = case.get("values", "one") == "one"
+    kind = case.get("values", "one")
     if mask == "valid":
-        arguments["valid_mask"] = placed(_true_values(valid, torch.uint8, plain, seed))
+        arguments["valid_mask"] = placed(routing.as_mask(valid, torch.uint8, kind, seed + 5))
     elif mask == "expert":
         ids, local = _experts(valid, case.get("ids", "inside"), seed)
-        known = _true_values(local, torch.int32, plain, seed)
+        known = routing.as_mask(local, torch.int32, kind, seed + 5)
         arguments["topk_ids"] = placed(ids)
         arguments["expert_mask"] = placed(known[:, None])[:, 0] if all_strided else placed(known)
     found = valid_slots(arguments)
@@ -98,14 +97,6 @@ def _rows(source: str, data: str, slots: Tensor, hidden: int, layout: str, seed:
         pair = pair[(pair >= 0).all(dim=1)].long()
         rows[pair[:, 0], 1], rows[pair[:, 1], 1] = torch.inf, -torch.inf
     return part if flat is part else part.copy_(flat)
-
-
-def _true_values(valid: Tensor, dtype: torch.dtype, plain: bool, seed: int) -> Tensor:
-    """0 where invalid; elsewhere 1, or one of the values that are as true as 1 and not equal to it."""
-    if plain:
-        return valid.to(dtype)
-    known = torch.tensor(_NONZERO[dtype], dtype=dtype, device=valid.device)
-    return torch.where(valid, known[integers(tuple(valid.shape), 0, len(known), seed + 5, valid.device)], 0)
 
 
 def _experts(valid: Tensor, kind: str, seed: int) -> tuple[Tensor, Tensor]:

@@ -19,6 +19,7 @@ from conformance.errors import ConformanceError, unknown_name
 from conformance.generate import integers, uniform
 from conformance.layouts import GAP, place
 from conformance.operator import Arguments, Call, Shared
+from conformance.routing import as_mask
 from references.moe_gemm_2stage.sorting import routed
 from references.moe_sorting.contract import ARGUMENTS, BUFFERS, output
 
@@ -27,7 +28,6 @@ MASKS = ("none", "all", "third", "half", "most", "one_left", "none_left")
 IDS = ("plain", "holes", "all_holes", "wild", "duplicates")
 DATA = ("real", "coded", "exact", "special")
 _LOCAL_IN_TEN = {"third": 7, "half": 5, "most": 3}  # of ten experts, by which share of them is masked
-_TRUE = (1, 1, 2, -1, 256, 1 << 16)  # values of a mask that are as true as 1
 _REDUCED_TOKENS, _REDUCED_HIDDEN = 97, 256
 _POISON = (float("nan"), 30000.0)  # weights of slots without a route
 _SPECIAL = (float("nan"), float("inf"), float("-inf"), -0.0, 1e-45, -1e-39, 3.4e38)
@@ -153,13 +153,11 @@ def _mask(kind: str, experts: int, seed: int, device: torch.device) -> Tensor | 
     """int32 [E], 0 for experts that live elsewhere; the others have one of several values that are as true as 1."""
     if kind == "none":
         return None
-    known = torch.tensor(_TRUE, dtype=torch.int32, device=device)
-    true = known[integers((experts,), 0, len(known), seed + 6, device)]
     rank = torch.argsort(torch.argsort(integers((experts,), 0, 1 << 24, seed + 7, device), stable=True))
     count = {"all": experts, "one_left": 1, "none_left": 0}.get(kind)
     if count is None:
         count = max(1, experts * _LOCAL_IN_TEN[kind] // 10)
-    return torch.where(rank < count, true, 0)
+    return as_mask(rank < count, torch.int32, "any", seed + 6)
 
 
 def _weights(kind: str, shape: tuple[int, int], seed: int, device: torch.device) -> Tensor:
