@@ -55,8 +55,8 @@ def _stored(out1: Bounded, mode: Mode, routes: Routes, smooth2: Tensor | None, e
     if mode.activation == "bf16":
         found = out1.through(lambda value: value.bfloat16().float())
         return Operand(found.value.float(), error=found.error)
-    if mode.activation in ("mxfp4", "mxfp8"):
-        return _blocks(out1, mx.FP4 if mode.activation == "mxfp4" else mx.FP8, mx_rule)
+    if mode.microscaled:
+        return _blocks(out1, mx.ELEMENTS[mode.activation], mx_rule)
     return _row_quantised(out1, TARGETS[FP8_TARGETS[encoding] if mode.activation == "fp8" else "int8"], rule)
 
 
