@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Size, Tensor
 
 ACTIVATIONS = ("fp4", "a8w4")  # dtypes whose activations have e8m0 scales
 WEIGHTS = (*ACTIVATIONS, "a16w4")
@@ -50,7 +50,7 @@ def _scaled(elements: Tensor, codes: Tensor) -> Tensor:
     return (elements.view(len(elements), blocks, _BLOCK) * factors[..., None]).view(elements.shape)
 
 
-def row_matrix(stored: Tensor, scale: Tensor, ids: Tensor, valid: Tensor, shape: tuple[int, int]) -> Tensor:
+def row_matrix(stored: Tensor, scale: Tensor, ids: Tensor, valid: Tensor, shape: Size) -> Tensor:
     """fp32 [T k, K] of x [T, ...] or a2 [T, k, ...]; rows of slots without an expert are 0. ids, valid: the sorted
     list and the number of its rows in use; shape: (T, k)."""
     import torch

@@ -89,7 +89,7 @@ def gemm1(x: Tensor, w1: Tensor, *, scale_x: Tensor | None = None, scale_w1: Ten
     """Fill ``out`` [T k, I]; arguments follow the operator's contract."""
     report_path(NAME)
     if in_dtype in microscaled.ACTIVATIONS and scale_x is not None:
-        x = microscaled.row_matrix(x, scale_x, sorted_token_ids, num_valid_ids, tuple(topk_ids.shape))
+        x = microscaled.row_matrix(x, scale_x, sorted_token_ids, num_valid_ids, topk_ids.shape)
         scale_x = None
     _stage1(x, w1, scale_x, scale_w1, local_experts(topk_ids, expert_mask), topk_weights, in_dtype, doweight, out)
 
@@ -102,7 +102,7 @@ def gemm2(a2: Tensor, w2: Tensor, *, scale_a2: Tensor | None = None, scale_w2: T
     """Fill ``out``: [T, H] in atomic mode, [T k, H] in reduce mode."""
     report_path(NAME)
     if in_dtype in microscaled.ACTIVATIONS and scale_a2 is not None:
-        a2 = microscaled.row_matrix(a2, scale_a2, sorted_token_ids, num_valid_ids, tuple(topk_ids.shape))
+        a2 = microscaled.row_matrix(a2, scale_a2, sorted_token_ids, num_valid_ids, topk_ids.shape)
         scale_a2 = None
     _stage2(a2, w2, scale_a2, scale_w2, local_experts(topk_ids, expert_mask), topk_weights, in_dtype,
             combine == "atomic", out)
@@ -121,7 +121,7 @@ def gemm_2stage(x: Tensor, w1: Tensor, w2: Tensor, *, scale_x: Tensor | None = N
     local = local_experts(topk_ids, expert_mask)
     scaled_blocks = in_dtype in microscaled.ACTIVATIONS
     if scaled_blocks and scale_x is not None:
-        x = microscaled.row_matrix(x, scale_x, sorted_token_ids, num_valid_ids, tuple(topk_ids.shape))
+        x = microscaled.row_matrix(x, scale_x, sorted_token_ids, num_valid_ids, topk_ids.shape)
         scale_x = None
     slots, inter = local.numel(), w1.shape[1] // 2
     out1 = torch.empty((slots, inter), dtype=torch.float16, device=x.device)

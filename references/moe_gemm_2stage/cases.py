@@ -6,7 +6,7 @@
     mask     yes, other: some experts live elsewhere        values   of the mask: one, or any value but 0
     routing  how tokens choose experts, see `draw`          weights  of the routes: share, or signed
     data     one of `DATA`                                  encoding of fp8: ocp or fnuz
-    rule     of re-quantisation between the stages: of integers, or of e8m0 scales     doweight  where stage 1 applies the routing weight
+    rule     of re-quantisation between the stages          doweight  where stage 1 applies the routing weight
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ class Extents:
     block: int
 
     def reduced(self, unit: int) -> Extents:
-        """Extents, H and I multiples of ``unit``, that a CPU is done with at once. Blocks shrink with the tokens, so that popular experts still have
-        several of them, the last one partial, and others none; k stays, and so do the dtypes' layouts."""
+        """Extents, H and I multiples of ``unit``, that a CPU is done with at once. Blocks shrink with the tokens, so
+        that popular experts still have several of them, the last one partial, and others none; k stays, and so do the
+        dtypes' layouts."""
         return Extents(
             tokens=min(self.tokens, _REDUCED_TOKENS + self.tokens % 8),
             hidden=min(self.hidden, _whole(32 * ((self.hidden // 256).bit_length() + 3), unit)),

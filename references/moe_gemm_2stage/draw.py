@@ -1,8 +1,8 @@
 """Data of two-stage MoE, the same bits on every device: signed, uneven, over three decades, distinct per slot.
 
 Numbers are near-uniform and symmetric, so that 4-bit formats hold them too; each row and each output channel has a
-scale of its own between 2^-8 and 2, each block of a microscaled one a factor besides; the gate's distribution differs from the up projection's. All arithmetic is exact
-or rounded once per element, so that devices agree.
+scale of its own between 2^-8 and 2, each block of a microscaled one a factor besides; the gate's distribution differs
+from the up projection's. All arithmetic is exact or rounded once per element, so that devices agree.
 """
 
 from __future__ import annotations
