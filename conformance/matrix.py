@@ -42,7 +42,7 @@ class Matrix:
     ``group`` names the parameters that decide a case's inputs: cases that agree in them share data and should
     meet in one worker; those that agree in ``order`` as well follow one another there. ``default_tiers`` run when
     no tier is asked for, ``bench_tiers`` when cases are to be timed. ``slots`` names the argument whose negative
-    entries mark slots without a row, if any. ``skips``: cases that are not run, the first that matches gives the reason.
+    entries mark slots without a row, if any. ``skips``: cases that are not run; the first that matches says why.
     """
 
     path: Path

@@ -103,8 +103,8 @@ def read_skips(path: Path, tables: list[Any], operator: str = "") -> tuple[Expec
         match, facts = _conditions(table, where)
         if operator:
             if not match or facts or {"operator", "kernel", "variant"} & set(match):
-                raise ConformanceError(f"{where}: a skip of a matrix matches parameters of its own cases or 'family', on "
-                                       "every architecture: it takes no 'facts', 'operator', 'kernel' or 'variant'")
+                raise ConformanceError(f"{where}: a skip of a matrix matches parameters of its own cases or 'family', "
+                                       "everywhere: it takes no 'facts', 'operator', 'kernel' or 'variant'")
             if any(isinstance(value, Range) and value.above for value in match.values()):
                 raise ConformanceError(f"{where}: a skip of a matrix compares with no fact of an architecture")
         elif "operator" not in match or {"kernel", "variant"} & set(match):

@@ -84,7 +84,7 @@ def requantised(out1: Tensor, in_dtype: str, rule: str) -> Tensor:
     is NaN."""
     import torch
 
-    blocks = out1.float().view(len(out1), -1, _BLOCK)
+    blocks = out1.float().view(len(out1), out1.shape[1] // _BLOCK, _BLOCK)
     top, largest = blocks.abs().amax(dim=2, keepdim=True), _LARGEST[in_dtype]
     mantissa, exponent = torch.frexp(top)  # top = mantissa 2^exponent, mantissa in [0.5, 1)
     range_exponent = 2 if in_dtype == "fp4" else 8

@@ -112,7 +112,7 @@ def _scale(top: Tensor, target: Target) -> Tensor:
 def _blocks(x: Bounded, element: mx.Element, rule: str) -> Operand:
     """A power-of-two scale per 32 elements, which near a decision point may be one of two."""
     shape = x.value.shape
-    blocks = Bounded(*(part.reshape(*shape[:-1], -1, mx.BLOCK) for part in (x.value, x.error)))
+    blocks = Bounded(*(part.unflatten(-1, (shape[-1] // mx.BLOCK, mx.BLOCK)) for part in (x.value, x.error)))
     size = blocks.value.abs()
     tops = (size - blocks.error).clamp(min=0).amax(dim=-1), size.amax(dim=-1), (size + blocks.error).amax(dim=-1)
     least, middle, most = (mx.decode_e8m0(mx.scale_of(top.float(), element, rule))[..., None] for top in tops)

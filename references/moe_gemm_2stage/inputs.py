@@ -150,11 +150,11 @@ def _add_a2(point: _Point, arguments: Arguments, places: list[Place]) -> None:
         if point.data == "nonfinite":
             draw.spoil_scales(codes, integers((count,), 0, 4, point.seed + _SPOILT, point.device) == 0,
                               point.seed + _SPOILT)
-        _keep_blocks("scale_a2", codes.view(of.tokens, of.topk, -1), of.inter, point, arguments, places)
+        _keep_blocks("scale_a2", codes.view(of.tokens, of.topk, codes.shape[-1]), of.inter, point, arguments, places)
     elif point.data == "nonfinite":
         draw.spoil(stored, integers((count,), 0, 4, point.seed + _SPOILT, point.device) == 0, point.seed + _SPOILT)
     _keep("a2", stored, scale, (point.local < 0).flatten(), arguments, places)
-    arguments["a2"] = arguments["a2"].view(of.tokens, of.topk, -1)
+    arguments["a2"] = arguments["a2"].view(of.tokens, of.topk, stored.shape[-1])
 
 
 def _keep_blocks(name: str, codes: Tensor, width: int, point: _Point, arguments: Arguments, places: list[Place]

@@ -98,7 +98,7 @@ def quantise(value: Tensor, element: Element = FP4, rule: str = "floor") -> tupl
     """
     if value.shape[-1] % BLOCK:
         raise ValueError(f"K is {value.shape[-1]}: a multiple of {BLOCK} is required")
-    blocks = value.float().reshape(*value.shape[:-1], -1, BLOCK)
+    blocks = value.float().unflatten(-1, (value.shape[-1] // BLOCK, BLOCK))
     scales = scale_of(blocks.abs().amax(dim=-1), element, rule)
     usable = torch.where(scales == E8M0_NAN, _BIAS, scales.long())[..., None]
     scaled = torch.ldexp(blocks.double(), _BIAS - usable)
