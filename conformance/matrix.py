@@ -90,9 +90,13 @@ class Matrix:
 
     def stale_skips(self) -> list[str]:
         """What is wrong with the skips: each must match a case of some tier."""
-        points = [{**case.params, "family": case.family} for case in self.plan(self.tier_names)] if self.skips else []
-        return [f"{skip.where}: stale: it matches no case of {self.operator}; remove or mend it" for skip in self.skips
-                if not any(matches(skip, point, _ANY) for point in points)]
+        left = list(self.skips)
+        for tier in (*(name for name, table in self.tables.items() if "expand" in table), EDGE):
+            if left and (tier != EDGE or self.edges):  # edge families take longest to expand
+                cases = self.cases(EDGE) if tier == EDGE else self._declared(tier)
+                points = [{**case.params, "family": case.family} for case in cases]
+                left = [skip for skip in left if not any(matches(skip, point, _ANY) for point in points)]
+        return [f"{skip.where}: stale: it matches no case of {self.operator}; remove or mend it" for skip in left]
 
     def cases(self, tier: str) -> list[Case]:
         """The cases of one tier, in declared order, each marked with every tier it was declared in here.
