@@ -14,6 +14,7 @@ from conformance.case import Case
 from conformance.console import print_table
 from conformance.coverage import coverage
 from conformance.environment import archs_here, chosen_archs
+from conformance.errors import ConformanceError
 from conformance.kernel import Kernel
 from conformance.matrix import EDGE, Matrix
 from conformance.options import Selection
@@ -33,7 +34,7 @@ def print_ids(selection: Selection) -> None:
 
 def print_count(selection: Selection) -> None:
     """The number of cases; ``operator: number`` lines where several operators are selected, ``arch: ...`` where
-    several architectures are. Of those that an architecture leaves out number and reason go to stderr."""
+    several architectures are. Of those that the matrix or an architecture leaves out number and reason go to stderr."""
     names = tuple(chosen_archs(selection.archs)) if selection.archs else ("",)
     for name in names:
         counts = {of.operator: len(cases) for of, cases in _selected(replace(selection, archs=(name,) if name else ()))}
@@ -43,11 +44,13 @@ def print_count(selection: Selection) -> None:
 
 
 def print_json(selection: Selection) -> None:
-    """A JSON array with one case per line. ``tiers`` are all that hold the case, not only those selected."""
+    """A JSON array with one case per line. ``tiers`` are all that hold the case, not only those selected. Unless
+    architectures are named it holds those as well that the matrix leaves out: ``skip`` says why."""
     from conformance.lookup import every_case  # imports torch
 
     separator = "["
     for of, cases in _selected(selection):
+        cases = cases if selection.archs else selection.cases_of(of)
         known = every_case(of.operator)
         for case in cases:
             same = known.get(case.id) or known.get(case.id.removesuffix("-data:exact")) or case
@@ -66,6 +69,7 @@ def _as_json(of: Matrix, case: Case) -> dict[str, Any]:
         "variant": operator(case.operator).variant(case),
         "group": of.group_of(case),
         "devices": list(of.devices(case)),
+        "skip": of.left_out(case),
     }
 
 
@@ -148,14 +152,17 @@ def _here(kernel: Kernel) -> str:
 
 
 def _selected(selection: Selection) -> Iterator[tuple[Matrix, list[Case]]]:
-    """The cases of each matrix; where architectures are named those that are meant for any of them, and on stderr how
-    many are not, and why."""
+    """The cases of each matrix that it does not leave out, and where architectures are named that are meant for any of
+    them; on stderr how many are not, and why. Raises ConformanceError where a skip of the matrix is about nothing."""
     for of in selection.matrices():
+        if stale := of.stale_skips():
+            raise ConformanceError("; ".join(stale))
         cases = selection.cases_of(of)
         found: set[str] = set()
-        for name in chosen_archs(selection.archs) if selection.archs else ():
-            kept, reasons = meant(cases, table_of(name))
+        for name in chosen_archs(selection.archs) if selection.archs else ("",):
+            kept, reasons = meant(cases, table_of(name) if name else None)
             found |= {case.id for case in kept}
             for reason, count in reasons.items():
-                print(f"{of.operator} on {name}: {count} of {len(cases)} cases are not run: {reason}", file=sys.stderr)
-        yield of, [case for case in cases if case.id in found] if selection.archs else cases
+                where = f"{of.operator} on {name}" if name else of.operator
+                print(f"{where}: {count} of {len(cases)} cases are not run: {reason}", file=sys.stderr)
+        yield of, [case for case in cases if case.id in found]

@@ -2,8 +2,8 @@
 
 A file ``matrices/<operator>.toml`` holds ``[tier.NAME]`` tables and ``[[edge]]`` families. A tier is a list of
 blocks (``expand``), each a product of axes, or is taken from another tier (``from``) by ``select`` (parameter
-values) or ``cover`` (a covering subset, which also covers the combinations of the ``spread`` parameters). No code
-stands in these files, and every key is checked.
+values) or ``cover`` (a covering subset, which also covers the combinations of the ``spread`` parameters). ``[[skip]]``
+tables name cases that are listed and not run, with the reason. No code stands in these files, and every key is checked.
 """
 
 from __future__ import annotations
@@ -14,10 +14,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from conformance.arch import Arch
 from conformance.case import Case
 from conformance.coverage import covering_subset
 from conformance.errors import ConformanceError, unknown_name
+from conformance.expectations.files import read_skips
+from conformance.expectations.rule import Expectation, matches
 from conformance.matrix_file import EDGE, read_matrix_file, words
+
+_ANY = Arch("any")  # skips of a matrix hang on no architecture
 
 
 @dataclass(frozen=True)
@@ -37,7 +42,7 @@ class Matrix:
     ``group`` names the parameters that decide a case's inputs: cases that agree in them share data and should
     meet in one worker; those that agree in ``order`` as well follow one another there. ``default_tiers`` run when
     no tier is asked for, ``bench_tiers`` when cases are to be timed. ``slots`` names the argument whose negative
-    entries mark slots without a row, if any.
+    entries mark slots without a row, if any. ``skips``: cases that are not run; the first that matches says why.
     """
 
     path: Path
@@ -51,6 +56,7 @@ class Matrix:
     edges: tuple[Mapping[str, Any], ...]
     slots: str = ""
     bench_tiers: tuple[str, ...] = ()
+    skips: tuple[Expectation, ...] = ()
     _known: dict[str, list[Case]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -73,6 +79,24 @@ class Matrix:
         """Device types a case is meant for; empty when it runs on all."""
         family = self.families.get(case.family)
         return family.devices if family else ()
+
+    def left_out(self, case: Case) -> str | None:
+        """Why a case is not run, whatever the architecture and the kernel; None when it is."""
+        point = {**case.params, "family": case.family}
+        for skip in self.skips:
+            if matches(skip, point, _ANY):
+                return f"left out by the matrix: {skip.reason} ({skip.where})"
+        return None
+
+    def stale_skips(self) -> list[str]:
+        """What is wrong with the skips: each must match a case of some tier."""
+        left = list(self.skips)
+        for tier in (*(name for name, table in self.tables.items() if "expand" in table), EDGE):
+            if left and (tier != EDGE or self.edges):  # edge families take longest to expand
+                cases = self.cases(EDGE) if tier == EDGE else self._declared(tier)
+                points = [{**case.params, "family": case.family} for case in cases]
+                left = [skip for skip in left if not any(matches(skip, point, _ANY) for point in points)]
+        return [f"{skip.where}: stale: it matches no case of {self.operator}; remove or mend it" for skip in left]
 
     def cases(self, tier: str) -> list[Case]:
         """The cases of one tier, in declared order, each marked with every tier it was declared in here.
@@ -180,4 +204,5 @@ def load_matrix(path: Path) -> Matrix:
         edges=edges,
         slots=data.get("slots", ""),
         bench_tiers=tuple(data.get("bench_tiers", ())),
+        skips=read_skips(path, data.get("skip", []), data["operator"]),
     )

@@ -18,7 +18,7 @@ else:  # pragma: no cover - Python 3.10
 
 EDGE = "edge"
 _TOP = {"operator": str, "about": str, "group": list, "order": list, "default_tiers": list, "bench_tiers": list,
-        "tier": dict, "edge": list, "slots": str}
+        "tier": dict, "edge": list, "skip": list, "slots": str}
 _TIER = {"about": str, "expand": list, "from": str, "select": dict, "cover": int, "spread": list, "mark": bool}
 _EDGE = {"family": str, "about": str, "source": str, "expand": list, "cover": int, "smoke": int, "devices": list}
 _TYPES = {str: "a string", list: "a list", dict: "a table", int: "an integer", bool: "true or false"}

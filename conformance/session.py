@@ -134,6 +134,7 @@ class Controller:
                 *((earlier.end or {}).get("notes", ()) if earlier else ()),  # a worker lost then is lost still
                 *disagreements(table, self._probes[arch]),
                 *(problems(table, rules, self._all_points) if self._said_of(arch) else ()),
+                *(problem for of in self.run.selection.matrices() for problem in of.stale_skips()),
             ):
                 recorder.note(problem)
         self.display.start()

@@ -80,7 +80,7 @@ def test_json_holds_every_field_and_all_tiers_of_a_case(capsys):
     _, out, _ = run(capsys, "list", "--operator", OPERATOR, "--tier", "smoke", "--json")
     cases = json.loads(out)
     assert len(cases) == 48
-    assert set(cases[0]) == {"id", "operator", "family", "params", "tiers", "variant", "group", "devices"}
+    assert set(cases[0]) == {"id", "operator", "family", "params", "tiers", "variant", "group", "devices", "skip"}
     assert all({"official", "smoke", "full"} <= set(case["tiers"]) for case in cases)
     assert {case["variant"] for case in cases} == set(operator(OPERATOR).variants)
 

@@ -20,7 +20,7 @@ def print_rules(selection: Selection) -> bool:
     rules_of = {name: (*arch(name).rules, *selection.expectations) for name in names}
     said = [rule for name, rules in rules_of.items() for rule in (*rules, *arch(name).skips)]
     points = every_point(said, selection.kernels)
-    found: list[str] = []
+    found = [problem for of in selection.matrices() for problem in of.stale_skips()]
     rows, skipped = [], []
     for name, rules in rules_of.items():
         table = arch(name)

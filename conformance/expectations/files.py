@@ -45,7 +45,7 @@ def read_arch(path: Path) -> Arch:
         if rule.archs:
             raise ConformanceError(f"{rule.where}: key 'arch' is not for a table's own rules: they are about it")
     target = _target(data, path)
-    skips = _skips(path, data.get("skip", []))
+    skips = read_skips(path, data.get("skip", []))
     return Arch(data["name"], data["about"], data["device"], data["language"], target, facts, rules, skips)
 
 
@@ -94,13 +94,20 @@ def read_rules(
     return tuple(_rule(table, where, needs_arch) for table, where in zip(tables, places, strict=True))
 
 
-def _skips(path: Path, tables: list[Any]) -> tuple[Expectation, ...]:
-    """The cases that an architecture's table leaves out, each with its reason; kernels are told apart by rules only."""
+def read_skips(path: Path, tables: list[Any], operator: str = "") -> tuple[Expectation, ...]:
+    """The cases that a file leaves out, each with its reason; kernels are told apart by rules only. Those of an
+    architecture's table name operators; those of the matrix of one ``operator`` hold on every architecture."""
     found = []
     for table, where in zip(tables, _places(path, tables, "skip"), strict=True):
         check_table(table, _SKIP, where, ("match", "reason", "source"))
         match, facts = _conditions(table, where)
-        if "operator" not in match or {"kernel", "variant"} & set(match):
+        if operator:
+            if not match or facts or {"operator", "kernel", "variant"} & set(match):
+                raise ConformanceError(f"{where}: a skip of a matrix matches parameters of its own cases or 'family', "
+                                       "everywhere: it takes no 'facts', 'operator', 'kernel' or 'variant'")
+            if any(isinstance(value, Range) and value.above for value in match.values()):
+                raise ConformanceError(f"{where}: a skip of a matrix compares with no fact of an architecture")
+        elif "operator" not in match or {"kernel", "variant"} & set(match):
             raise ConformanceError(f"{where}: a skip's match needs 'operator' and takes neither 'kernel' nor 'variant'")
         for key in ("reason", "source"):
             if not table[key].strip():

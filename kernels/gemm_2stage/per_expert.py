@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from conformance import kernel, report_path
 from conformance.arch import Arch
 from conformance.route import Route
+from kernels.gemm_2stage import microscaled
 from kernels.gemm_2stage.between import add_slots, local_experts, requantise
 from kernels.gemm_2stage.unpack import product, weight_matrix
 
@@ -39,6 +40,8 @@ def _experts(local: Tensor, weights: Tensor) -> Iterator[tuple[int, Tensor, Tens
 def _sums(rows: Tensor, row: Tensor, scale_rows: Tensor | None, w: Tensor, scale_w: Tensor | None, expert: int,
           in_dtype: str) -> Tensor:
     """fp32 [M, N]: rows[row] times the expert's weights, scaled by channel and by row."""
+    if in_dtype in microscaled.WEIGHTS and scale_w is not None:
+        return microscaled.product(rows[row], microscaled.channel_matrix(w[expert], scale_w, expert))
     grouped = in_dtype == "int4_bf16_g32" and scale_w is not None
     acc = product(rows[row], weight_matrix(w[expert]), in_dtype in _INTEGER,
                   scale_w[expert] if grouped and scale_w is not None else None)
@@ -55,6 +58,7 @@ def _stage1(x: Tensor, w1: Tensor, scale_x: Tensor | None, scale_w1: Tensor | No
     out.zero_()
     for expert, token, slot in _experts(local, w1):
         row = slot * tokens + token if in_dtype == "int8smooth" else token
+        row = token * topk + slot if in_dtype in microscaled.ACTIVATIONS else row
         gate, up = _sums(x, row, scale_x, w1, scale_w1, expert, in_dtype).chunk(2, dim=1)
         factor = weights[token, slot][:, None]
         gate = gate * factor if doweight in ("gate", "gate-and-up") else gate
@@ -84,6 +88,9 @@ def gemm1(x: Tensor, w1: Tensor, *, scale_x: Tensor | None = None, scale_w1: Ten
           doweight: str, out: Tensor) -> None:
     """Fill ``out`` [T k, I]; arguments follow the operator's contract."""
     report_path(NAME)
+    if in_dtype in microscaled.ACTIVATIONS and scale_x is not None:
+        x = microscaled.row_matrix(x, scale_x, sorted_token_ids, num_valid_ids, topk_ids.shape)
+        scale_x = None
     _stage1(x, w1, scale_x, scale_w1, local_experts(topk_ids, expert_mask), topk_weights, in_dtype, doweight, out)
 
 
@@ -94,6 +101,9 @@ def gemm2(a2: Tensor, w2: Tensor, *, scale_a2: Tensor | None = None, scale_w2: T
           combine: str, out: Tensor) -> None:
     """Fill ``out``: [T, H] in atomic mode, [T k, H] in reduce mode."""
     report_path(NAME)
+    if in_dtype in microscaled.ACTIVATIONS and scale_a2 is not None:
+        a2 = microscaled.row_matrix(a2, scale_a2, sorted_token_ids, num_valid_ids, topk_ids.shape)
+        scale_a2 = None
     _stage2(a2, w2, scale_a2, scale_w2, local_experts(topk_ids, expert_mask), topk_weights, in_dtype,
             combine == "atomic", out)
 
@@ -109,10 +119,15 @@ def gemm_2stage(x: Tensor, w1: Tensor, w2: Tensor, *, scale_x: Tensor | None = N
 
     report_path(NAME)
     local = local_experts(topk_ids, expert_mask)
+    scaled_blocks = in_dtype in microscaled.ACTIVATIONS
+    if scaled_blocks and scale_x is not None:
+        x = microscaled.row_matrix(x, scale_x, sorted_token_ids, num_valid_ids, topk_ids.shape)
+        scale_x = None
     slots, inter = local.numel(), w1.shape[1] // 2
     out1 = torch.empty((slots, inter), dtype=torch.float16, device=x.device)
     _stage1(x, w1, scale_x, scale_w1, local, topk_weights, in_dtype, "none", out1)
-    a2, scale_a2 = requantise(out1, x, smooth2, local, rule)
+    a2, scale_a2 = ((microscaled.requantised(out1, in_dtype, rule), None) if scaled_blocks
+                    else requantise(out1, x, smooth2, local, rule))
     if combine == "atomic":
         _stage2(a2, w2, scale_a2, scale_w2, local, topk_weights, in_dtype, True, out)
         return

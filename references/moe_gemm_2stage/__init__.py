@@ -6,6 +6,7 @@ Output [T, H] f16, bf16 or f32 (f32 in atomic mode only). The reference never se
 by themselves are the operators moe_gemm1 and moe_gemm2, which share these modules:
 
 sorting            routes grouped by expert, packed ids, padding, expert-parallel masks (moe_sorting is its operator)
+scales             e8m0 scales in the order of the sorted list and of the experts
 layouts            preshuffled weights, packed int4 and fp4, e8m0 scales, gate and up interleaved; both directions
 fp8, mx, rounding  number formats from bits: e4m3 OCP and FNUZ, e2m1 with e8m0, bf16 by two rules
 quantise           per-token and per-group quantisation with its policies named

@@ -6,7 +6,7 @@
     mask     yes, other: some experts live elsewhere        values   of the mask: one, or any value but 0
     routing  how tokens choose experts, see `draw`          weights  of the routes: share, or signed
     data     one of `DATA`                                  encoding of fp8: ocp or fnuz
-    rule     of integer quantisation between the stages     doweight  where stage 1 applies the routing weight
+    rule     of re-quantisation between the stages          doweight  where stage 1 applies the routing weight
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from references.moe_gemm_2stage.rounding import OUTPUTS
 from references.moe_gemm_2stage.storage import STORED
 
 ROUTINGS = ("skewed", "even", "one_expert", "sentinel")
-DATA = ("real", "coded", "exact", "zero_rows", "large", "larger", "overflow", "nonfinite")
+DATA = ("real", "coded", "exact", "zero_rows", "large", "larger", "overflow", "nonfinite", "scales")
 DOWEIGHT = {"none": "none", "after": "after", "gate": "gate", "gate_and_up": "gate-and-up"}
 _REDUCED_BLOCK, _REDUCED_TOKENS, _REDUCED_EXPERTS = 16, 33, 20
 # Parameters that change neither the data nor the routes, so that the cases which differ in them share both.
@@ -41,17 +41,22 @@ class Extents:
     topk: int
     block: int
 
-    def reduced(self) -> Extents:
-        """Extents that a CPU is done with at once. Blocks shrink with the tokens, so that popular experts still have
-        several of them, the last one partial, and others none; k stays, and so do the dtypes' layouts."""
+    def reduced(self, unit: int) -> Extents:
+        """Extents, H and I multiples of ``unit``, that a CPU is done with at once. Blocks shrink with the tokens, so
+        that popular experts still have several of them, the last one partial, and others none; k stays, and so do the
+        dtypes' layouts."""
         return Extents(
             tokens=min(self.tokens, _REDUCED_TOKENS + self.tokens % 8),
-            hidden=min(self.hidden, 32 * ((self.hidden // 256).bit_length() + 3)),
-            inter=min(self.inter, 32 * ((self.inter // 128).bit_length() + 2)),
+            hidden=min(self.hidden, _whole(32 * ((self.hidden // 256).bit_length() + 3), unit)),
+            inter=min(self.inter, _whole(32 * ((self.inter // 128).bit_length() + 2), unit)),
             experts=min(self.experts, max(_REDUCED_EXPERTS, self.topk + 3)),
             topk=self.topk,
             block=_REDUCED_BLOCK,
         )
+
+
+def _whole(size: int, unit: int) -> int:
+    return -(-size // unit) * unit
 
 
 def extents(case: Case, sizes: str) -> Extents:
@@ -60,9 +65,10 @@ def extents(case: Case, sizes: str) -> Extents:
     full = Extents(*(case.number(name) for name in names))
     if full.topk > full.experts:
         raise ConformanceError(f"case {case.id}: topk:{full.topk} is more than experts:{full.experts}")
-    if full.hidden % 32 or full.inter % 32:
-        raise ConformanceError(f"case {case.id}: hidden and inter must be multiples of 32")
-    return full.reduced() if sizes == "reduced" and not case.family else full
+    unit = MODES[case.get("in")].multiple if case.get("in") in MODES else 32
+    if full.hidden % unit or full.inter % unit:
+        raise ConformanceError(f"case {case.id}: hidden and inter must be multiples of {unit}")
+    return full.reduced(unit) if sizes == "reduced" and not case.family else full
 
 
 def mode_of(case: Case) -> Mode:
@@ -88,8 +94,11 @@ def choice(case: Case, name: str, known: tuple[str, ...], default: str) -> str:
 def data_of(case: Case) -> str:
     """"coded", integers whose sums are exact, where they are asked for and the operator is linear, else "real": no
     data makes silu exact. "zero_rows": some rows are zeros. "large": results at the end of fp16's range; "larger" and
-    "overflow": many beyond it, of stage 1 and of stage 2. "nonfinite": some rows hold a NaN or an infinity."""
+    "overflow": many beyond it, of stage 1 and of stage 2. "nonfinite": some rows hold a NaN or an infinity, or a scale
+    that is NaN. "scales": e8m0 scales at both ends of their range. Raises ConformanceError where there are none."""
     wanted = choice(case, "data", DATA, "real")
+    if wanted == "scales" and not MODES[case.get("in")].microscaled:
+        raise ConformanceError(f"case {case.id}: data:scales needs e8m0 scales, which in:{case.get('in')} has not")
     if wanted in ("coded", "exact"):
         return "coded" if case.operator == "moe_gemm2" else "real"
     return wanted

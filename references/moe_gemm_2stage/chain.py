@@ -55,8 +55,8 @@ def _stored(out1: Bounded, mode: Mode, routes: Routes, smooth2: Tensor | None, e
     if mode.activation == "bf16":
         found = out1.through(lambda value: value.bfloat16().float())
         return Operand(found.value.float(), error=found.error)
-    if mode.activation in ("mxfp4", "mxfp8"):
-        return _blocks(out1, mx.FP4 if mode.activation == "mxfp4" else mx.FP8, mx_rule)
+    if mode.microscaled:
+        return _blocks(out1, mx.ELEMENTS[mode.activation], mx_rule)
     return _row_quantised(out1, TARGETS[FP8_TARGETS[encoding] if mode.activation == "fp8" else "int8"], rule)
 
 
@@ -112,7 +112,7 @@ def _scale(top: Tensor, target: Target) -> Tensor:
 def _blocks(x: Bounded, element: mx.Element, rule: str) -> Operand:
     """A power-of-two scale per 32 elements, which near a decision point may be one of two."""
     shape = x.value.shape
-    blocks = Bounded(*(part.reshape(*shape[:-1], -1, mx.BLOCK) for part in (x.value, x.error)))
+    blocks = Bounded(*(part.unflatten(-1, (shape[-1] // mx.BLOCK, mx.BLOCK)) for part in (x.value, x.error)))
     size = blocks.value.abs()
     tops = (size - blocks.error).clamp(min=0).amax(dim=-1), size.amax(dim=-1), (size + blocks.error).amax(dim=-1)
     least, middle, most = (mx.decode_e8m0(mx.scale_of(top.float(), element, rule))[..., None] for top in tops)

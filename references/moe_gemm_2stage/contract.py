@@ -13,6 +13,7 @@ Operands, with their scales None where the dtype has none (`storage`):
 x [T, H], scale_x [T]; for int8smooth x [k T, H], scale_x [k T], row s T + t, already smoothed
 w1 [E, 2 I, H]: gate rows, then up rows; w2 [E, H, I]: local experts first, in the order of their ids; what stands
     behind them is unspecified. scale_w1, scale_w2: [E, rows], for int4_bf16_g32 [E, K/32, rows]
+of fp4 and a8w4 scale_x and scale_a2 are e8m0, by the place of each route in the sorted list; see `scales`
 a2 [T, k, I], scale_a2 [T k]; rows of slots without an expert are unspecified
 smooth2 fp32 [E_local, I]: of int8smooth, in moe_gemm_2stage only
 """
@@ -23,6 +24,7 @@ import torch
 from torch import Tensor
 
 from conformance.operator import Arguments, Output
+from references.moe_gemm_2stage import scales
 from references.moe_gemm_2stage.dtypes import MODES, check
 from references.moe_gemm_2stage.rounding import OUTPUTS
 from references.moe_gemm_2stage.sorting import capacity
@@ -30,6 +32,7 @@ from references.moe_gemm_2stage.stages import DOWEIGHT_STAGE1
 from references.moe_gemm_2stage.storage import (
     STORED,
     activation_dtypes,
+    row_columns,
     weight_columns,
     weight_dtypes,
     weight_scale_shape,
@@ -42,19 +45,18 @@ ARGUMENTS = {
     "moe_gemm2": ("a2", "w2", "scale_a2", "scale_w2", *ROUTES, "combine"),
     "moe_gemm_2stage": ("x", "w1", "w2", "scale_x", "scale_w1", "scale_w2", "smooth2", *ROUTES, "combine", "rule"),
 }
-_WORDS = {"in_dtype": STORED, "combine": ("atomic", "reduce"), "rule": ("truncate", "nearest"),
-          "doweight": DOWEIGHT_STAGE1}
+_WORDS = {"in_dtype": STORED, "combine": ("atomic", "reduce"), "doweight": DOWEIGHT_STAGE1}
 Form = tuple[tuple[torch.dtype, ...], tuple[int, ...]]
 
 
 def sizes_of(arguments: Arguments) -> dict[str, int]:
     """T, k, E, H and I of a call, whichever stages it has."""
     found = {"T": arguments["topk_ids"].shape[0], "k": arguments["topk_ids"].shape[1]}
+    rows = arguments["x" if "x" in arguments else "a2"]
+    width = rows.shape[-1] * (2 if rows.dtype == torch.uint8 else 1)  # bytes of two 4-bit numbers
     if "x" in arguments:
-        found |= {"E": arguments["w1"].shape[0], "H": arguments["x"].shape[-1], "I": arguments["w1"].shape[1] // 2}
-    else:
-        found |= {"E": arguments["w2"].shape[0], "H": arguments["w2"].shape[1], "I": arguments["a2"].shape[-1]}
-    return found
+        return found | {"E": arguments["w1"].shape[0], "H": width, "I": arguments["w1"].shape[1] // 2}
+    return found | {"E": arguments["w2"].shape[0], "H": arguments["w2"].shape[1], "I": width}
 
 
 def forms(arguments: Arguments) -> dict[str, Form | None]:
@@ -69,21 +71,26 @@ def forms(arguments: Arguments) -> dict[str, Form | None]:
         "topk_ids": (i32, (tokens, topk)), "topk_weights": (f32, (tokens, topk)),
         "expert_mask": None if arguments.get("expert_mask") is None else (i32, (experts,)),
     }
-    scaled = mode.activation in ("fp8", "int8")
+    u8 = (torch.uint8,)
 
     def weight(name: str, rows: int, width: int) -> None:
         scale = weight_scale_shape(mode, experts, rows, width)
         found[name] = weight_dtypes(mode), (experts, rows, weight_columns(mode, width))
-        found[f"scale_{name}"] = None if scale is None else (f32, scale)
+        found[f"scale_{name}"] = None if scale is None else (u8 if mode.weight == "mxfp4" else f32, scale)
+
+    def of_rows(count: int, width: int) -> Form | None:
+        if mode.microscaled:
+            return u8, scales.shape_of(entries, width)
+        return (f32, (count,)) if mode.activation in ("fp8", "int8") else None
 
     if "x" in arguments:
         count = tokens * topk if mode.slot_major else tokens
-        found["x"] = activation_dtypes(mode), (count, hidden)
-        found["scale_x"] = (f32, (count,)) if scaled else None
+        found["x"] = activation_dtypes(mode), (count, row_columns(mode, hidden))
+        found["scale_x"] = of_rows(count, hidden)
         weight("w1", 2 * inter, hidden)
     if "a2" in arguments:
-        found["a2"] = activation_dtypes(mode), (tokens, topk, inter)
-        found["scale_a2"] = (f32, (tokens * topk,)) if scaled else None
+        found["a2"] = activation_dtypes(mode), (tokens, topk, row_columns(mode, inter))
+        found["scale_a2"] = of_rows(tokens * topk, inter)
     if "w2" in arguments:
         weight("w2", hidden, inter)
     if "smooth2" in arguments:
@@ -97,6 +104,9 @@ def validate(arguments: Arguments, out: Tensor | None, strided: bool = False) ->
     for name, known in _WORDS.items():
         if name in arguments and arguments[name] not in known:
             raise ValueError(f"{name} is {arguments[name]!r}: one of {', '.join(known)} is required")
+    mode = MODES[arguments["in_dtype"]]
+    if arguments.get("rule", mode.rules[0]) not in mode.rules:
+        raise ValueError(f"rule is {arguments['rule']!r}: of {mode.name} one of {', '.join(mode.rules)} is required")
     block = arguments["block"]
     if not isinstance(block, int) or not 16 <= block <= 256 or block % 16:
         raise ValueError(f"block is {block!r}: a multiple of 16 from 16 to 256 is required")
@@ -104,9 +114,9 @@ def validate(arguments: Arguments, out: Tensor | None, strided: bool = False) ->
     for name, rank in ranks.items():
         if name in arguments and (not isinstance(arguments[name], Tensor) or arguments[name].dim() != rank):
             raise TypeError(f"{name} is {_what(arguments[name])}: a tensor of {rank} dimensions is required")
-    of = sizes_of(arguments)
-    if of["H"] % 32 or of["I"] % 32 or not of["H"] or not of["I"] or not 1 <= of["k"] <= 127:
-        raise ValueError(f"H is {of['H']}, I is {of['I']} and k is {of['k']}: multiples of 32 and 1 to 127 are "
+    of, unit = sizes_of(arguments), mode.multiple
+    if of["H"] % unit or of["I"] % unit or not of["H"] or not of["I"] or not 1 <= of["k"] <= 127:
+        raise ValueError(f"H is {of['H']}, I is {of['I']} and k is {of['k']}: multiples of {unit} and 1 to 127 are "
                          "required")
     device = arguments["topk_ids"].device
     for name, form in forms(arguments).items():

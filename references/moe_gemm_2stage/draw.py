@@ -1,20 +1,21 @@
 """Data of two-stage MoE, the same bits on every device: signed, uneven, over three decades, distinct per slot.
 
 Numbers are near-uniform and symmetric, so that 4-bit formats hold them too; each row and each output channel has a
-scale of its own between 2^-8 and 2; the gate's distribution differs from the up projection's. All arithmetic is exact
-or rounded once per element, so that devices agree.
+scale of its own between 2^-8 and 2, each block of a microscaled one a factor besides; the gate's distribution differs
+from the up projection's. All arithmetic is exact or rounded once per element, so that devices agree.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from conformance.generate import fill_rows, integers, uniform
 from conformance.routing import as_mask
-from references.moe_gemm_2stage import operands
+from references.moe_gemm_2stage import mx, operands
 from references.moe_gemm_2stage.cases import Extents
 from references.moe_gemm_2stage.dtypes import Mode
 from references.moe_gemm_2stage.operands import Operand
@@ -24,7 +25,8 @@ _SPREAD = 5.0  # standard deviation of ``numbers``
 # Factors of rows and of w2. "larger": many results of stage 1 are beyond fp16; "overflow": of stage 2, none of stage 1.
 _OF_ROWS = {"large": 256.0, "larger": 2.0**11, "overflow": 32.0}
 _OF_W2 = {"large": 256.0, "overflow": 2.0**15}
-_ROUTING_SEED, _WEIGHT_SEED, _SCALE_SEED, _MASK_SEED = 101, 202, 303, 404
+_ROUTING_SEED, _WEIGHT_SEED, _SCALE_SEED, _MASK_SEED, _BLOCK_SEED = 101, 202, 303, 404, 505
+_SHIFT = 119  # of e8m0 codes, down of rows and up of w1 or w2: many codes of rows are 0, 2^-127, then
 
 
 def numbers(rows: int, width: int, seed: int, device: torch.device) -> Tensor:
@@ -50,10 +52,30 @@ def coded(rows: int, width: int, first: int, device: torch.device) -> Tensor:
 
 def rows_of(count: int, width: int, mode: Mode, data: str, encoding: str, seed: int, device: torch.device) -> Operand:
     """Activations [count, width]."""
+    if data == "coded" and mode.microscaled:
+        return Operand(coded(count, width, seed % 97, device), factors=_blocks(count, width, 1, seed, device))
     if data == "coded":
         return Operand(coded(count, width, seed % 97, device), scale=_powers(count, mode.activation, seed, device))
     value = numbers(count, width, seed, device) / _SPREAD * decades(count, seed + _SCALE_SEED, device)
-    return operands.activation(_of_kind(value, data), mode, encoding)
+    if mode.microscaled:
+        value *= _blocks(count, width, 0, seed + _BLOCK_SEED, device)
+    found = operands.activation(_of_kind(value, data), mode, encoding)
+    return _shifted(found, -_SHIFT) if data == "scales" else found
+
+
+def _blocks(rows: int, width: int, most: int, seed: int, device: torch.device) -> Tensor:
+    """fp32 [rows, width]: a power of two for each block of 32, 2^(most - 3) to 2^most: neighbours mostly differ."""
+    exponent = integers((rows, width // mx.BLOCK), most - 3, most + 1, seed, device)
+    return torch.exp2(exponent.float()).repeat_interleave(mx.BLOCK, dim=-1)
+
+
+def _shifted(of: Operand, power: int) -> Operand:
+    """Every other block's scale multiplied by 2^power, as far as e8m0 has such a number."""
+    assert of.factors is not None
+    codes = mx.encode_e8m0(of.factors)
+    moved = (codes.int() + power).clamp(0, mx.E8M0_NAN - 1).to(torch.uint8)
+    odd = torch.arange(codes.shape[-1], device=codes.device) // mx.BLOCK % 2 == 1
+    return replace(of, factors=mx.decode_e8m0(torch.where(odd, codes, moved)))
 
 
 def _of_kind(value: Tensor, data: str) -> Tensor:
@@ -83,6 +105,8 @@ def weight_of(expert: int, rows: int, width: int, mode: Mode, data: str, encodin
     seed = seed + 7919 * expert
     if data == "coded":
         value = coded(rows, width, 11 * expert + seed % 89, device)[None]
+        if mode.weight in mx.ELEMENTS:
+            return Operand(value, factors=_blocks(rows, width, 1, seed, device)[None])
         scale = _powers(rows, mode.weight, seed, device)
         if mode.weight == "int4_g32":
             assert scale is not None
@@ -95,7 +119,10 @@ def weight_of(expert: int, rows: int, width: int, mode: Mode, data: str, encodin
     value *= decades(rows, seed + _SCALE_SEED, device)
     if not gated:  # stage 2 is linear in its rows, stage 1 quadratic
         value *= _OF_W2.get(data, 1.0)
-    return operands.weight(value[None], mode, encoding)
+    if mode.weight in mx.ELEMENTS:
+        value *= _blocks(rows, width, 0, seed + _BLOCK_SEED, device)
+    found = operands.weight(value[None], mode, encoding)
+    return _shifted(found, _SHIFT) if data == "scales" else found
 
 
 def _powers(count: int, form: str, seed: int, device: torch.device) -> Tensor | None:
@@ -164,6 +191,12 @@ def spoil(stored: Tensor, chosen: Tensor, seed: int) -> None:
         return
     known = torch.tensor([math.nan, math.inf, -math.inf], device=stored.device).to(stored.dtype)
     stored[rows, columns] = known[torch.arange(len(rows), device=stored.device) % 3]
+
+
+def spoil_scales(codes: Tensor, chosen: Tensor, seed: int) -> None:
+    """Put one NaN into the e8m0 scales of the rows of ``codes`` uint8 [R, K/32] that ``chosen`` [R] masks."""
+    rows = chosen.nonzero().flatten()
+    codes[rows, integers((len(rows),), 0, codes.shape[1], seed, codes.device)] = mx.E8M0_NAN
 
 
 def expert_mask(of: Extents, which: str, values: str, seed: int, device: torch.device) -> Tensor | None:

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from references.moe_gemm_2stage import mx
+from references.moe_gemm_2stage.quantise import INTEGER_RULES
+
 
 @dataclass(frozen=True)
 class Mode:
@@ -27,6 +30,21 @@ class Mode:
     outputs: tuple[str, ...] = ("f16", "bf16", "f32")
     modes: tuple[str, ...] = ("atomic", "reduce")
     head: bool = False
+
+    @property
+    def microscaled(self) -> bool:
+        """Whether activations have e8m0 scales."""
+        return self.activation in mx.ELEMENTS
+
+    @property
+    def rules(self) -> tuple[str, ...]:
+        """Policies of the re-quantisation between the stages: of a block's scale, else of integers."""
+        return mx.RULES if self.microscaled else INTEGER_RULES
+
+    @property
+    def multiple(self) -> int:
+        """What H and I must be multiples of: 32 bytes of a packed weight's row are preshuffled together."""
+        return 64 if self.weight in mx.ELEMENTS else 32
 
 
 MODES = {

@@ -145,7 +145,7 @@ def _wrong_width(r: Reading, w: Operand, stored: Tensor) -> Operand | None:
 def _shuffled(r: Reading, payload: Tensor, ignored: bool) -> Tensor:
     """The numbers [E, N, K] in memory order, read row by row, or with 16 elements side by side."""
     experts, rows, columns = payload.shape
-    width = 8 if r.mode.weight in ("f16", "bf16") else 16
+    width = {"f16": 8, "bf16": 8, "mxfp4": 32}.get(r.mode.weight, 16)
     memory = payload.view(experts, rows // 16, 16, columns // width, width).transpose(2, 3).reshape(payload.shape)
     if ignored:
         return memory

@@ -17,6 +17,7 @@ from references.moe_gemm_2stage import golden, operands, sorting
 from references.moe_gemm_2stage.contract import sizes_of
 from references.moe_gemm_2stage.dtypes import MODES, Mode
 from references.moe_gemm_2stage.operands import Operand
+from references.moe_gemm_2stage.reference import microscaled_rows
 from references.moe_gemm_2stage.storage import ENCODINGS, read_rows, read_weight
 
 _MOST_KEPT = 1 << 24  # elements of decoded weights that are kept for the next prediction
@@ -149,9 +150,14 @@ def _read(call: Call, columns: Tensor) -> Reading:
     given, of = call.arguments, sizes_of(call.arguments)
     mode = MODES[given["in_dtype"]]
     name = "x" if "x" in given else "a2"
-    rows = read_rows(given[name].reshape(-1, given[name].shape[-1]), given[f"scale_{name}"])
+    if mode.microscaled:
+        slots = microscaled_rows(call)
+        assert slots.factors is not None
+        rows = Operand(slots.payload.flatten(0, 1), slots.factors.flatten(0, 1))
+    else:
+        rows = read_rows(given[name].reshape(-1, given[name].shape[-1]), given[f"scale_{name}"])
     w1, w2 = (read_weight(given[w], given[f"scale_{w}"], mode) if w in given else None for w in ("w1", "w2"))
-    first = token_slot if name == "a2" else slot_token if mode.slot_major else by_token
+    first = token_slot if name == "a2" or mode.microscaled else slot_token if mode.slot_major else by_token
     adds = given.get("combine") == "atomic"
     return Reading(
         call, mode, columns, of["T"], of["k"], routed(local_ids(call), given["topk_weights"]), rows, w1, w2,
@@ -193,6 +199,8 @@ def _sums(of: Reading, rows: Operand, index: Tensor, w: Operand, columns: Tensor
     part = of.terms(rows.payload.shape[-1])
     payload, scaled = of.payload_expert(expert, count), of.scale_expert(expert, count)
     left = rows.payload[index][:, part].double()
+    if rows.factors is not None:
+        left *= rows.factors[index][:, part]
     total = torch.zeros((len(index), len(columns)), dtype=torch.float64, device=left.device)
     for one in expert.unique().tolist():
         here = (expert == one).nonzero().flatten()
@@ -251,7 +259,8 @@ def smoothed(of: Reading, out1: Tensor, smooth: Tensor | None = None) -> Tensor:
 
 def quantised(of: Reading, value: Tensor, rule: str | None = None) -> Operand:
     """Stage 2's input of fp32 [T k, I], by ``rule`` or the call's own. NaN and infinity spread over their row."""
-    right = operands.activation(value, of.mode, encoding(of.call), rule or of.call.arguments["rule"])
+    right = operands.activation(value, of.mode, encoding(of.call),
+                                **operands.named_rule(of.mode, rule or of.call.arguments["rule"]))
     lost = ~value.isfinite().all(dim=1)
     if right.scale is None or not bool(lost.any()):
         return right

@@ -11,13 +11,14 @@ from conformance.case import Case
 from conformance.generate import integers
 from conformance.layouts import place
 from conformance.operator import Arguments, Call, Shared
-from references.moe_gemm_2stage import cases, draw, layouts, sorting
+from references.moe_gemm_2stage import cases, draw, layouts, scales, sorting
 from references.moe_gemm_2stage.cases import Extents
 from references.moe_gemm_2stage.contract import ARGUMENTS, output
 from references.moe_gemm_2stage.dtypes import Mode
 from references.moe_gemm_2stage.fp8 import FORMS
+from references.moe_gemm_2stage.operands import Operand
 from references.moe_gemm_2stage.poison import Place, setter
-from references.moe_gemm_2stage.storage import store_rows, store_weight
+from references.moe_gemm_2stage.storage import of_expert, store_rows, store_scales, store_weight, weight_scale_shape
 
 _X, _W1, _W2, _A2, _SMOOTH, _SPOILT = 1, 1_000_003, 2_000_003, 3_000_017, 4_000_037, 5_000_011  # seeds of the operands
 
@@ -35,7 +36,8 @@ class _Drawn:
 
 @dataclass(frozen=True)
 class _Point:
-    """One draw: what every operand's generation needs to know. local: expert of each slot, -1 = none here."""
+    """One draw: what every operand's generation needs to know. local: expert of each slot, -1 = none here. place: its
+    row in the sorted list, of microscaled dtypes."""
 
     of: Extents
     mode: Mode
@@ -43,6 +45,8 @@ class _Point:
     encoding: str
     seed: int
     local: Tensor
+    place: Tensor | None
+    entries: int
 
     @property
     def device(self) -> torch.device:
@@ -66,15 +70,17 @@ def inputs(case: Case, sizes: str, device: torch.device, shared: Shared) -> Call
     if "combine" in arguments:
         arguments["combine"] = cases.choice(case, "mode", ("atomic", "reduce"), "atomic")
     if "rule" in arguments:
-        arguments["rule"] = cases.choice(case, "rule", ("truncate", "nearest"), "truncate")
+        rules = cases.mode_of(case).rules
+        arguments["rule"] = cases.choice(case, "rule", rules, rules[0])
     if "doweight" in arguments:
         arguments["doweight"] = cases.DOWEIGHT[cases.choice(case, "doweight", tuple(cases.DOWEIGHT), "none")]
     of = cases.extents(case, sizes)
     form = output(arguments, cases.output_dtype(case))
     served = sorting.routed(arguments["topk_ids"], of.experts, arguments["expert_mask"])
     fixed = ~(served.flatten() if form.shape[0] == served.numel() else served.any(dim=1))
-    # Sums of coded integers are exact in fp32; a 16-bit output rounds them.
-    exact = drawn.data == "coded" and form.dtype == torch.float32
+    # Sums of coded integers are exact in fp32. A 16-bit output rounds them; f16 in one way, where slots are not added.
+    alone = form.dtype == torch.float16 and arguments.get("combine") == "reduce"
+    exact = drawn.data == "coded" and (form.dtype == torch.float32 or alone)
     return Call(case, arguments, form, setter(drawn.places, drawn.routes, of.tokens, of.topk, drawn.state),
                 "exact" if exact else "real", fixed)
 
@@ -99,7 +105,8 @@ def _draw(case: Case, sizes: str, device: torch.device, seed: int) -> _Drawn:
     served = sorting.routed(ids, of.experts, mask)
     numbering = torch.arange(of.experts, device=device) if mask is None else sorting.local_ids(mask)
     local = torch.where(served, numbering[ids.long()], -1).to(torch.int32)
-    point = _Point(of, mode, data, case.get("encoding", "ocp"), seed, local)
+    place = sorting.positions(found, of.tokens, of.topk) if mode.microscaled else None
+    point = _Point(of, mode, data, case.get("encoding", "ocp"), seed, local, place, len(found.token_ids))
     places = [Place(arguments["topk_weights"], ~served)]
     here = ARGUMENTS[case.operator]
     if "x" in here:
@@ -127,6 +134,9 @@ def _add_x(point: _Point, arguments: Arguments, places: list[Place]) -> None:
         rows = draw.rows_of(of.tokens, of.hidden, mode, point.data, point.encoding, point.seed + _X, point.device)
         stored, unused, scale = store_rows(rows, mode, point.encoding), (local < 0).all(dim=1), rows.scale
     _keep("x", stored, scale, unused, arguments, places)
+    if mode.microscaled:
+        codes = store_scales(rows)
+        _keep_blocks("scale_x", codes[:, None].expand(-1, of.topk, -1), of.hidden, point, arguments, places)
 
 
 def _add_a2(point: _Point, arguments: Arguments, places: list[Place]) -> None:
@@ -135,10 +145,24 @@ def _add_a2(point: _Point, arguments: Arguments, places: list[Place]) -> None:
     rows = draw.rows_of(count, of.inter, point.mode, point.data, point.encoding, point.seed + _A2, point.device)
     scale = None if rows.scale is None else rows.scale.flatten()
     stored = store_rows(rows, point.mode, point.encoding)
-    if point.data == "nonfinite":
+    if point.mode.microscaled:
+        codes = store_scales(rows)
+        if point.data == "nonfinite":
+            draw.spoil_scales(codes, integers((count,), 0, 4, point.seed + _SPOILT, point.device) == 0,
+                              point.seed + _SPOILT)
+        _keep_blocks("scale_a2", codes.view(of.tokens, of.topk, codes.shape[-1]), of.inter, point, arguments, places)
+    elif point.data == "nonfinite":
         draw.spoil(stored, integers((count,), 0, 4, point.seed + _SPOILT, point.device) == 0, point.seed + _SPOILT)
     _keep("a2", stored, scale, (point.local < 0).flatten(), arguments, places)
-    arguments["a2"] = arguments["a2"].view(of.tokens, of.topk, of.inter)
+    arguments["a2"] = arguments["a2"].view(of.tokens, of.topk, stored.shape[-1])
+
+
+def _keep_blocks(name: str, codes: Tensor, width: int, point: _Point, arguments: Arguments, places: list[Place]
+                 ) -> None:
+    """e8m0 scales of rows, uint8 [T, k, K/32], at their places in the sorted list."""
+    assert point.place is not None
+    arguments[name] = placed(scales.sort(codes, point.place, point.entries))
+    places.append(Place(arguments[name], scales.unused_rows(point.place, point.entries, width), e8m0=True))
 
 
 def _keep(name: str, stored: Tensor, scale: Tensor | None, unused: Tensor, arguments: Arguments,
@@ -153,27 +177,30 @@ def _keep(name: str, stored: Tensor, scale: Tensor | None, unused: Tensor, argum
 def _add_weight(name: str, rows: int, width: int, seed: int, point: _Point, arguments: Arguments,
                 places: list[Place]) -> None:
     """Expert by expert, so that fp32 values of one expert at a time are held; experts without a token get poison."""
-    of, device = point.of, point.device
+    of, mode, device = point.of, point.mode, point.device
+    data = "real" if name == "w2" and "w1" in arguments and point.data == "scales" else point.data
     used = torch.zeros(of.experts, dtype=torch.bool, device=device)
     used[point.local[point.local >= 0].long()] = True
     stored: Tensor | None = None
-    scales: Tensor | None = None
+    shape = weight_scale_shape(mode, of.experts, rows, width)
+    kept: Tensor | None = None
     for expert in used.nonzero().flatten().tolist() or [0]:
-        one = draw.weight_of(expert, rows, width, point.mode, point.data, point.encoding, point.seed + seed,
-                             name == "w1", device)
-        value, scale = store_weight(one, point.mode, point.encoding)
+        one: Operand = draw.weight_of(expert, rows, width, mode, data, point.encoding, point.seed + seed, name == "w1",
+                                      device)
+        value, scale = store_weight(one, mode, point.encoding)
         if stored is None:
             stored = placed(value.new_zeros((of.experts, *value.shape[1:]), dtype=value.dtype))
-            scales = None if scale is None else placed(scale.new_zeros((of.experts, *scale.shape[1:])))
+            kept = None if scale is None or shape is None else placed(scale.new_zeros(shape))
         _raw(stored)[expert] = _raw(value)[0]
-        if scales is not None and scale is not None:
-            scales[expert] = scale[0]
+        if kept is not None and scale is not None:
+            of_expert(kept, expert, rows, mode).copy_(of_expert(scale, 0, rows, mode))
     assert stored is not None
     arguments[name] = stored
     places.append(Place(stored, ~used))
-    if scales is not None:
-        arguments[f"scale_{name}"] = scales
-        places.append(Place(scales, ~used))
+    if kept is not None:
+        arguments[f"scale_{name}"] = kept
+        e8m0 = mode.weight == "mxfp4"
+        places.append(Place(kept, scales.unused_channels(~used, rows, width) if e8m0 else ~used, e8m0))
 
 
 def _raw(value: Tensor) -> Tensor:

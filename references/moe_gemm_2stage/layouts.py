@@ -100,12 +100,16 @@ def _signed(nibbles: Tensor) -> Tensor:
 # ---- e8m0 scales ----------------------------------------------------------------------------------------------------
 
 
+def shuffled_shape(rows: int, columns: int) -> tuple[int, int]:
+    """Extents of the scales [rows, columns] once they are padded."""
+    return -(-rows // _SCALE_ROWS) * _SCALE_ROWS, -(-columns // _SCALE_COLUMNS) * _SCALE_COLUMNS
+
+
 def shuffle_scales(scales: Tensor, fill: int = 127) -> Tensor:
     """uint8 [M, N] e8m0 scales, padded with ``fill`` to multiples of 256 and 8, in memory order
     [M/32, N/8, 4, 16, 2, 2]; the result is 2-d with the padded extents."""
     rows, columns = scales.shape
-    padded = scales.new_full((-(-rows // _SCALE_ROWS) * _SCALE_ROWS, -(-columns // _SCALE_COLUMNS) * _SCALE_COLUMNS),
-                             fill)
+    padded = scales.new_full(shuffled_shape(rows, columns), fill)
     padded[:rows, :columns] = scales
     tiles = padded.view(padded.shape[0] // 32, 2, 16, padded.shape[1] // 8, 2, 4)
     return tiles.permute(0, 3, 5, 2, 4, 1).contiguous().view(padded.shape)

@@ -33,6 +33,7 @@ class Element:
 
 FP4 = Element("e2m1", 2, 6.0, 1, 0)
 FP8 = Element("e4m3", 8, 448.0, 3, -6)
+ELEMENTS = {"mxfp4": FP4, "mxfp8": FP8}  # by the names that dtypes have for them
 
 
 def decode_e2m1(codes: Tensor) -> Tensor:
@@ -59,6 +60,15 @@ def decode_e8m0(codes: Tensor) -> Tensor:
     """fp32 2^(code - 127) of uint8 codes, 255 is NaN. Code 0 is 2^-127, a subnormal number and not 0."""
     value = torch.ldexp(torch.ones(codes.shape, dtype=torch.float64, device=codes.device), codes.long() - _BIAS)
     return value.float().masked_fill(codes == E8M0_NAN, float("nan"))
+
+
+def encode_e8m0(value: Tensor) -> Tensor:
+    """uint8 codes of fp32 powers of two from 2^-127 to 2^127, NaN as 255. Raises ValueError for other numbers."""
+    mantissa, exponent = torch.frexp(value.double().nan_to_num(nan=1.0))
+    code = exponent.long() - 1 + _BIAS
+    if bool(((mantissa != 0.5) | (code < 0) | (code >= E8M0_NAN)).any()):
+        raise ValueError("e8m0 holds powers of two from 2^-127 to 2^127 only")
+    return code.masked_fill(value.isnan(), E8M0_NAN).to(torch.uint8)
 
 
 def scale_of(amax: Tensor, element: Element, rule: str = "floor") -> Tensor:
@@ -88,7 +98,7 @@ def quantise(value: Tensor, element: Element = FP4, rule: str = "floor") -> tupl
     """
     if value.shape[-1] % BLOCK:
         raise ValueError(f"K is {value.shape[-1]}: a multiple of {BLOCK} is required")
-    blocks = value.float().reshape(*value.shape[:-1], -1, BLOCK)
+    blocks = value.float().unflatten(-1, (value.shape[-1] // BLOCK, BLOCK))
     scales = scale_of(blocks.abs().amax(dim=-1), element, rule)
     usable = torch.where(scales == E8M0_NAN, _BIAS, scales.long())[..., None]
     scaled = torch.ldexp(blocks.double(), _BIAS - usable)

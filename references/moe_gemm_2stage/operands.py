@@ -43,8 +43,8 @@ def activation(value: Tensor, mode: Mode, encoding: str = "ocp", rule: str = "tr
     """
     if mode.activation in ("f16", "bf16"):
         return Operand(value.to(torch.float16 if mode.activation == "f16" else torch.bfloat16).float())
-    if mode.activation in ("mxfp4", "mxfp8"):
-        return microscaled(value, mx.FP4 if mode.activation == "mxfp4" else mx.FP8, mx_rule)
+    if mode.microscaled:
+        return microscaled(value, mx.ELEMENTS[mode.activation], mx_rule)
     found = quantise(value, FP8_TARGETS[encoding] if mode.activation == "fp8" else "int8", rule)
     return Operand(found.payload(), scale=found.scale[..., 0])
 
@@ -63,6 +63,11 @@ def weight(value: Tensor, mode: Mode, encoding: str = "ocp", rule: str = "trunca
         return Operand(found.payload(), factors=scale.repeat_interleave(GROUP, dim=-1))
     found = quantise(value, FP8_TARGETS[encoding] if mode.weight == "fp8" else mode.weight, rule)
     return Operand(found.payload(), scale=found.scale[..., 0])
+
+
+def named_rule(mode: Mode, rule: str) -> dict[str, str]:
+    """The keyword by which ``activation`` takes one of the mode's ``rules``."""
+    return {"mx_rule" if mode.microscaled else "rule": rule}
 
 
 def microscaled(value: Tensor, element: mx.Element, rule: str) -> Operand:

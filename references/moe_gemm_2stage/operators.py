@@ -27,12 +27,16 @@ _POLICIES = {
     "overflow of sums": "where every order and width of a sum leaves f16's range, infinity. Where only some do, with a "
     "term or a partial sum, that infinity, NaN where both may be met, or the sum itself, as of who adds in fp32.",
     "fp8": "e4m3 as the operands' dtype says, OCP or FNUZ; re-quantisation saturates.",
+    "e8m0": "a scale per 32 elements; byte 0 is 2^-127 and not 0, 255 is NaN, of a block's sums as well. Packed e2m1 "
+    "has the even k in the low nibble. Scales of rows stand at the route's place in the sorted list.",
     "order": "of sums within a row any; of slots in atomic mode any, each addition rounded to the output's format.",
 }
 _CHAIN = {
     "between the stages": "out1 is f16, then per row: fp8 and int8 with scale = largest magnitude / largest number, "
-    "bf16 by a cast, fp16 as it is; int8smooth is multiplied by smooth2 before.",
+    "bf16 by a cast, fp16 as it is; int8smooth is multiplied by smooth2 before. fp4 and a8w4 by blocks of 32.",
     "integer quantisation": "as the argument rule says: truncate cuts towards zero, nearest rounds half to even.",
+    "e8m0 scale of a block": "as the argument rule says: floor, of MX 1.0; even, of the largest magnitude rounded to "
+    "the element's mantissa; up, the least that does not saturate. Elements to nearest even, saturating.",
 }
 _WEIGHT = {"routing weight": "applied once, in stage 2, to the fp32 number before it is rounded."}
 _DOWEIGHT = {"routing weight": "in stage 1 as the argument doweight says: none; after: w (silu(g) u); gate: "

@@ -19,20 +19,24 @@ from references.moe_gemm_2stage.sorting import TOKEN_BITS, Sorted, sentinel
 _FLOATS = (math.nan, 30000.0)
 _BYTES = {torch.float8_e4m3fn: (0x7F, 0x7E), torch.float8_e4m3fnuz: (0x80, 0x7F)}
 _INTEGERS = {torch.int8: (-128, 127), torch.uint8: (0x88, 0x77)}
+_SCALES = (0xFF, 0x90)  # of e8m0: NaN and 2^17
 _KINDS = 7  # of rows in poison 2
 
 
 @dataclass(frozen=True)
 class Place:
-    """Elements of a tensor, by a mask of its leading axes or a range of its first."""
+    """Elements of a tensor, by a mask of its leading axes or a range of its first. ``e8m0``: they are scales."""
 
     tensor: Tensor
     where: Tensor | slice
+    e8m0: bool = False
 
     def fill(self, which: int) -> None:
         tensor = self.tensor
         if which == 2:
             self._tell_apart()
+        elif self.e8m0:
+            tensor[self.where] = _SCALES[which]
         elif tensor.dtype in _BYTES:
             tensor.view(torch.uint8)[self.where] = _BYTES[tensor.dtype][which]
         elif tensor.dtype in _INTEGERS:
@@ -45,7 +49,7 @@ class Place:
         raw = self.tensor.view(torch.uint8) if self.tensor.dtype in _BYTES else self.tensor
         rows = raw[self.where]
         kind = torch.arange(len(rows), device=raw.device).view(-1, *[1] * (rows.dim() - 1)) % _KINDS
-        first = 0x30 if self.tensor.dtype in _BYTES else 1
+        first = 0x30 if self.tensor.dtype in _BYTES else 0x7C if self.e8m0 else 1
         raw[self.where] = (0.5 + kind / 4 if raw.is_floating_point() else first + kind).to(raw.dtype).expand(rows.shape)
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from conformance.operator import Call, OracleRows, Reference, Shared
-from references.moe_gemm_2stage import golden, layouts, operands, sorting, stages
+from references.moe_gemm_2stage import golden, layouts, operands, scales, sorting, stages
 from references.moe_gemm_2stage.bounds import Arithmetic, Bounded, Combined
 from references.moe_gemm_2stage.chain import intermediate
 from references.moe_gemm_2stage.contract import sizes_of
@@ -62,7 +62,8 @@ class Decoded:
         def cut(value: Tensor | None) -> Tensor | None:
             return None if value is None else value[start:stop]
 
-        rows = replace(self.rows, payload=self.rows.payload[start:stop], scale=cut(self.rows.scale))
+        rows = replace(self.rows, payload=self.rows.payload[start:stop], factors=cut(self.rows.factors),
+                       scale=cut(self.rows.scale))
         return replace(self, routes=Routes(self.routes.ids[start:stop], self.routes.weights[start:stop]), rows=rows)
 
 
@@ -75,22 +76,43 @@ def decode(call: Call, shared: Shared | None = None) -> Decoded:
     if given["expert_mask"] is not None:
         ids = sorting.local_ids(given["expert_mask"])[ids.clamp(0, of["E"] - 1).long()]
     routes = Routes(torch.where(served, ids, -1).to(torch.int32), torch.where(served, given["topk_weights"], 0.0))
-    name = "x" if "x" in given else "a2"
-    rows = read_rows(given[name], given[f"scale_{name}"])
-    if name == "a2":
-        rows = Operand(rows.payload, scale=None if rows.scale is None else rows.scale.view(served.shape))
-    elif mode.slot_major:
-        assert rows.scale is not None
-        rows = Operand(layouts.token_major(rows.payload, of["k"]), scale=layouts.token_major(rows.scale, of["k"]))
-    else:
-        rows = operands.per_slot(rows, of["k"])
+    rows = _rows(call, mode)
     payload = torch.where(served[..., None], rows.payload, 0.0)
-    rows = Operand(payload, scale=None if rows.scale is None else torch.where(served, rows.scale, 1.0))
+    rows = Operand(payload, None if rows.factors is None else torch.where(served[..., None], rows.factors, 1.0),
+                   None if rows.scale is None else torch.where(served, rows.scale, 1.0))
     shared = shared or Shared()
     w1, w2 = (shared.latest(w, _same(call), partial(_weight, call, w, mode, routes)) if w in given else None
               for w in ("w1", "w2"))
     out = next(key for key, dtype in OUTPUTS.items() if dtype == call.output.dtype)
     return Decoded(call, mode, routes, rows, w1, w2, out)
+
+
+def _rows(call: Call, mode: Mode) -> Operand:
+    """Rows [T, k, K] of the first stage."""
+    if mode.microscaled:
+        return microscaled_rows(call)
+    given, topk = call.arguments, call.arguments["topk_ids"].shape[1]
+    name = "x" if "x" in given else "a2"
+    rows = read_rows(given[name], given[f"scale_{name}"])
+    if name == "a2":
+        return Operand(rows.payload, scale=None if rows.scale is None else rows.scale.view(-1, topk))
+    if mode.slot_major:
+        assert rows.scale is not None
+        return Operand(layouts.token_major(rows.payload, topk), scale=layouts.token_major(rows.scale, topk))
+    return operands.per_slot(rows, topk)
+
+
+def microscaled_rows(call: Call) -> Operand:
+    """Rows [T, k, K] of the first stage, each with the scales that stand at its place in the sorted list."""
+    given, of = call.arguments, sizes_of(call.arguments)
+    name, ids = "x" if "x" in given else "a2", given["sorted_token_ids"]
+    routes = sorting.Sorted(ids, given["sorted_weights"], given["sorted_expert_ids"], given["num_valid_ids"],
+                            given["block"])
+    place = sorting.positions(routes, of["T"], of["k"])
+    stored, width = given[name], of["H" if name == "x" else "I"]
+    if name == "x":
+        stored = stored[:, None].expand(-1, of["k"], -1)
+    return read_rows(stored, scales.unsort(given[f"scale_{name}"], place, len(ids), width))
 
 
 def _same(call: Call) -> tuple[object, ...]:
@@ -123,7 +145,8 @@ def terms(of: Decoded) -> Bounded:
     if of.w1 is not None:
         y = stages.stage1(of.rows, of.w1, of.routes, "none", arithmetic)
         given = of.call.arguments
-        rows = intermediate(y, of.mode, of.routes, given["smooth2"], _encoding(of.call), given["rule"])
+        rows = intermediate(y, of.mode, of.routes, given["smooth2"], _encoding(of.call),
+                            **operands.named_rule(of.mode, given["rule"]))
     return stages.stage2(rows, of.w2, of.routes, True, arithmetic)
 
 
@@ -148,7 +171,7 @@ def golden_sums(of: Decoded) -> Tensor:
         given = of.call.arguments
         if given["smooth2"] is not None:
             value = value * given["smooth2"][of.routes.ids.clamp(min=0).long()]
-        rows = operands.activation(value, of.mode, _encoding(of.call), given["rule"])
+        rows = operands.activation(value, of.mode, _encoding(of.call), **operands.named_rule(of.mode, given["rule"]))
     return golden.scaled_sums(rows, of.w2, of.routes)
 
 
