@@ -14,6 +14,9 @@ from conformance.judge import Judge
 from conformance.registry import arch, kernels
 from conformance.result import Settings
 from kernels import bits, tilelang_build
+from kernels.gemm_2stage.launching import spec_of
+from kernels.gemm_2stage.legacy import choose, path_of
+from kernels.gemm_2stage.tiles import LARGE
 
 MISSING = tilelang_build.missing("cpu")
 needs_tilelang = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
@@ -87,15 +90,25 @@ def test_fnuz_is_refused_and_order_is_declared(name: str) -> None:
     assert not one.repeats(params | {"topk": "3"})
 
 
-def test_routes_name_what_is_compiled() -> None:
-    routes = set()
-    for case in official("moe_gemm_2stage"):
-        route = kernel("moe_gemm_2stage").route
-        assert route is not None
-        found = route(case.params, arch("sm_90"))
-        assert found.path == "legacy"
-        routes.add(found.config)
-    assert len(routes) == 7 * 5  # int8smooth runs int8's code
+@pytest.mark.parametrize(("name", "path", "count"), [
+    ("cpu", "legacy", 7 * 5), ("gfx1201", "legacy", 7 * 5),  # int8smooth runs int8's code
+    ("sm_90", "legacy/tiles", 7 * 5 * 3),  # in three tiles
+])
+def test_routes_name_what_is_compiled(name: str, path: str, count: int) -> None:
+    route = kernel("moe_gemm_2stage").route
+    assert route is not None
+    found = [route(case.params, arch(name)) for case in official("moe_gemm_2stage")]
+    assert {where.path for where in found} == {path} and len({where.config for where in found}) == count
+
+
+def test_a_forced_program() -> None:
+    plain = spec_of("cuda", 2, "bf16", "fp16")
+    assert choose(arch("sm_90"), plain, LARGE, "program:loops") is plain
+    assert path_of(choose(arch("sm_90"), plain, LARGE, "program:tiles")) == "legacy/tiles"
+    assert choose(arch("gfx1201"), plain, LARGE, "program:tiles") is plain
+    assert path_of(choose(arch("cpu"), spec_of("c", 2, "bf16", "fp16"), LARGE, "program:tiles")) == "legacy/tiles"
+    with pytest.raises(ValueError, match="sets program to 'x'; known: loops, tiles"):
+        choose(arch("sm_90"), plain, LARGE, "program:x")
 
 
 @needs_tilelang
@@ -106,5 +119,6 @@ def test_generated_code_adds_atomically_in_atomic_mode_only(name: str) -> None:
     for mode, out in (("atomic", "bf16"), ("atomic", "f32"), ("reduce", "f16")):
         lowered = one.lower(PARAMS | {"in": "fp8", "mode": mode, "out": out}, arch(name))
         assert ("AtomicAdd" in lowered.source) == (mode == "atomic")
-        assert "int64_t" in lowered.source and lowered.threads == 64
-        assert lowered.dynamic_shared == lowered.static_shared == 0
+        tiled = name.startswith("sm")
+        assert "int64_t" in lowered.source and lowered.threads == (128 if tiled else 64)
+        assert lowered.static_shared == 0 and bool(lowered.dynamic_shared) == tiled
