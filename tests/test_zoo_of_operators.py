@@ -19,7 +19,7 @@ from conformance.zoo.kill_matrix import FATAL, cause_of
 from conformance.zoo.mutants import FAULTS
 from kernels import tilelang_lower
 
-OPERATORS = ("moe_gemm1", "moe_gemm2", "moe_gemm_2stage", "moe_reduction")
+OPERATORS = ("moe_gemm1", "moe_gemm2", "moe_gemm_2stage", "moe_reduction", "moe_sorting")
 kernels(OPERATORS[0], (MUTANTS,))
 every_operator = pytest.mark.parametrize("name", OPERATORS)
 _FAILURES = 2  # of each mutant that are looked at
