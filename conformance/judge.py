@@ -31,7 +31,7 @@ def torch_device(settings: Settings) -> torch.device:
 
 
 # Failures after which the inputs are known to be as they were: the comparison has looked, no guard band was touched.
-_HARMLESS = frozenset({"nan-map", "inf-map", "exact", "bits", "budget", "published", "poison", "repeat"})
+HARMLESS = frozenset({"nan-map", "inf-map", "exact", "bits", "budget", "published", "poison", "repeat"})
 
 
 _SMALL = 1 << 28  # bytes of inputs that are looked at under both poisons; of larger ones that takes too long
@@ -40,12 +40,13 @@ _SMALL = 1 << 28  # bytes of inputs that are looked at under both poisons; of la
 class Judge:
     """Judges cases one after another; keeps what the cases of one group share, and the last case's reference."""
 
-    def __init__(self, settings: Settings, vacuity: str = "off") -> None:
-        """``vacuity``: which cases prove first that they can fail ("smoke", "all", "off")."""
+    def __init__(self, settings: Settings, vacuity: str = "off", allowance: Allowance | None = None) -> None:
+        """``vacuity``: which cases prove first that they can fail ("smoke", "all", "off"). ``allowance``: which
+        failures are diagnosed, by default some of many."""
         self.settings = settings
         self.vacuity = vacuity
         self._vacuous: dict[str, str | None] = {}
-        self._allowance = Allowance()
+        self._allowance = allowance or Allowance()
         self.device = torch_device(settings)
         self.shared = Shared()
         self.lost: str | None = None
@@ -76,7 +77,7 @@ class Judge:
         if result.state != "pass":
             if self.lost_context(result):
                 return result
-            if result.kind not in _HARMLESS or not subject.intact():
+            if result.kind not in HARMLESS or not subject.intact():
                 self.forget()  # a faulty kernel may have written anywhere
         elements = subject.joint.references.elements
         return replace(result, elements=elements, seconds=round(time.perf_counter() - start, 5))

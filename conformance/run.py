@@ -25,6 +25,8 @@ from conformance.registry import arch as table
 from conformance.registry import operator
 from conformance.result import Result, Settings, blank_result
 from conformance.runs.sharding import Item, estimate
+from conformance.zoo.mutants import twin_of
+from conformance.zoo.rounds import this_round
 
 if TYPE_CHECKING:
     from conformance.bench.lane import Lane
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+_DIAGNOSED = 2  # failures of each mutant, in each process
 _LANES = 3  # time limits of a case: that of route() and supports(), of lowering, and of assembling
 
 
@@ -117,12 +120,21 @@ class Run:
         for attempt in (1, 2):
             self._admit(judge, case, attempt)
             with self._judging(arch):
-                result = self._timed(functools.partial(judge.run, case, kernel), case, kernel, judge.settings)
+                result = self._timed(functools.partial(self._judged, judge, case, kernel), case, kernel, judge.settings)
             if not (result.state == "error" and "out of memory" in result.message):
                 break
         if judge.lost:
             self.crash_log.give_up(f"{result.message} (the GPU context is lost; later cases run in a fresh worker)")
         return result
+
+    def _judged(self, judge: Judge, case: Case, kernel: Kernel) -> Result:
+        result = judge.run(case, kernel)
+        twin = twin_of(kernel)
+        if twin is None:
+            return result
+        from conformance.zoo.applied import noted
+
+        return noted(result, judge, case, kernel, twin)
 
     def _timed(self, act: Callable[[], Result], case: Case, kernel: Kernel, settings: Settings,
                seconds: float | None = None) -> Result:
@@ -204,10 +216,12 @@ class Run:
                 raise
 
     def _judge(self, arch: str) -> Judge:
-        from conformance.judge import Judge  # brings torch: the controller starts its workers before that
+        from conformance.diagnosis.diagnose import Allowance  # brings torch: the controller starts its workers before
+        from conformance.judge import Judge
 
         if arch not in self._judges:
-            self._judges[arch] = Judge(self.settings(arch), self.vacuity)
+            allowance = Allowance(_DIAGNOSED) if this_round() else None
+            self._judges[arch] = Judge(self.settings(arch), self.vacuity, allowance)
         return self._judges[arch]
 
     def _timer(self, arch: str) -> Lane:

@@ -32,7 +32,8 @@ def explain(verdict: Verdict, launcher: Launcher, launched: Launched, joint: Joi
     """
     result, reference = launched.results[name], joint.references.of[name]
     comparable = bool(launcher.operator.faulty_outputs) if reference.exact else result.dim() == 2
-    if verdict.kind not in KINDS or not comparable or not allowance.grants(launcher.kernel.name):
+    kernel = f"{launcher.operator.name}/{launcher.kernel.name}"
+    if verdict.kind not in KINDS or not comparable or not allowance.grants(kernel):
         return verdict
     try:
         said = io.StringIO()  # what the kernel prints was printed by the failed launch
