@@ -93,6 +93,6 @@ _wrong("tl_last_route", "TAIL", "The last route is left out.", "last-route-lost"
 _wrong("tl_buffer_tail", "TAIL", "The last word of the buffer is not zeroed.", "unwritten",
        (_ZERO, "if first_word + s * step < words - 1:"))
 _wrong("tl_no_atomic", "RACE", "Each route's row is counted without an atomic addition.",
-       "not-repeatable one-element unexplained history",
+       "not-repeatable one-element history",
        (_ONCE, _ONCE.replace("T.atomic_add(count[expert], 1, return_prev=True)",
                              "count[expert]\n                        count[expert] = row + 1")), devices=("cuda",))
