@@ -70,4 +70,5 @@ OPERATOR = Operator(
         "tiny": (32, 2, 256),
     },
     faults=FAULTS,
+    another_expert="slot-0-everywhere",
 )

@@ -53,7 +53,7 @@ wrong("global_ids", "MAP", "Blocks have the global ids of their experts.", "glob
 wrong("duplicate_lost", "ROUTING", "One byte per expert and token: an expert's second route is lost.",
       "duplicate-lost", (_LOCAL, f"""before = torch.tril(topk_ids[:, :, None] == topk_ids[:, None, :], diagonal=-1)
     {_LOCAL.replace("topk_ids", "torch.where(before.any(dim=2), -1, topk_ids)")}"""), shown_on=having(ids="duplicates"))
-wrong("not_skipped", "SENTINEL", "Ids are used as an index as they are.", "exception",
+wrong("not_skipped", "SENTINEL", "Ids are used as an index as they are.", "exception crash",
       ("return nearest.masked_fill(none, experts)", "return ids.long()"),
       shown_on=having(ids="wild", mask="none", tokens="5", topk="2"))
 _lost("id_0_is_padding", "SENTINEL", "Id 0 is taken for padding.", "expert-0-lost", "ids == 0")
@@ -89,12 +89,15 @@ wrong("ids_contiguous", "LAYOUT", "The strides of topk_ids are ignored.", "ids-c
 # ---- EMPTY, OVERFLOW, PRECISION: how runs are laid out ------------------------------------------------------------
 
 
+# What would be written behind the list is not: there is a mutant for that, and a GPU would lose its context.
+_WITHIN = ("row = torch.where(expert == experts, nowhere, row)",
+           "row = torch.where((expert == experts) | (row > nowhere), nowhere, row)")
 _PADDED = "padded = counts.cumsum(0) - counts, (counts + block - 1) // block * block"
 
 
 def _laid_out(name: str, fault: str, what: str, diagnosis: str, padded: str) -> None:
     """Runs of other lengths, given ``counts`` [E + 1] and ``block``; where it is needed ``known``, local experts."""
-    wrong(name, fault, what, diagnosis, (_PADDED, f"padded = counts.cumsum(0) - counts, {padded}"))
+    wrong(name, fault, what, diagnosis, (_PADDED, f"padded = counts.cumsum(0) - counts, {padded}"), _WITHIN)
 
 
 _KNOWN = "(experts if expert_mask is None else (expert_mask != 0).sum())"
@@ -111,8 +114,7 @@ _laid_out("count_8_bit", "OVERFLOW", "Routes of an expert are counted in 8 bits.
           "((counts & 255) + block - 1) // block * block")
 wrong("offsets_bf16", "PRECISION", "First rows of runs pass through bf16.", "offsets-bf16",
       ("row = (ends - padded - before)[expert] + ", "row = ((ends - padded).bfloat16().long() - before)[expert] + "),
-      ("row = torch.where(expert == experts, nowhere, row)",
-       "row = torch.where((expert == experts) | (row > nowhere), nowhere, row)"))
+      _WITHIN)
 wrong("run_tail", "TAIL", "Routes beyond an expert's last whole block are left out.", "run-tail-lost",
       (_PADDED, "padded = counts.cumsum(0) - counts, torch.where(counts < block, (counts > 0) * block, counts // block "
        "* block)"),
