@@ -102,7 +102,7 @@ Edit = Callable[[Written], object]
 # Routes in wrong places, each wrong in `sample()`; the mutants of the zoo do all else that may be wrong.
 EDITS: dict[str, Edit] = {
     "routes of two experts exchanged": lambda w: w.swap(0, w.rows - w.block),
-    "a route behind the valid rows": lambda w: w.swap(0, w.rows),
+    "a route behind the valid rows": lambda w: w.swap(1, w.rows),
     "a route twice": lambda w: w.outs["sorted_token_ids"].__setitem__(0, int(w.outs["sorted_token_ids"][1])),
 }
 # Right results in other words.
