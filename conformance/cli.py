@@ -57,8 +57,9 @@ something is wrong with the rules, or when there is something to change.
 """
 
 _ZOO = """\
-Runs tiers (default: smoke,edge) on kernels that are wrong on purpose and on their right twins, through pytest. Prints
-which check kills which mutant and, last, "killed N/N". Records, log, kill matrix (JSON) and page go below --out.
+Runs tiers (default: smoke,edge) on kernels that are wrong on purpose and on their right twins, through pytest: each
+mutant on a few cases that differ most, and on all others while it is alive; twins on all. Prints which check kills
+which mutant and, last, "killed N/N". Records, logs, kill matrices (JSON) and their pages go below --out.
 """
 
 _PIN = """\
@@ -147,6 +148,7 @@ def _parser() -> argparse.ArgumentParser:
 
     zoo = add("zoo", "prove that the suite sees faults: run the mutants", _zoo, _ZOO)
     zoo.add_argument("--out", metavar="DIR", type=Path, help="where everything goes (default: reports/zoo)")
+    zoo.add_argument("--complete", action="store_true", help="every mutant on every case, killed or not")
     options.add_to_argparse(zoo, but=("--kernels", "--case"))
     return parser
 
@@ -217,7 +219,7 @@ def _pin(args: argparse.Namespace) -> int:
 def _zoo(args: argparse.Namespace) -> int:
     from conformance.zoo.command import zoo
 
-    return OK if zoo(_select(args), args.out) else FAILED
+    return OK if zoo(_select(args), args.out, args.complete) else FAILED
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from conformance.layouts import BAND
 from conformance.operator import ONLY, Call, Output, Results
 
 POISON_BYTES = (0xFF, 0x5A, 0x3C)  # NaN in every float format here, a finite value, and a small one for diagnosis
+_UNSIGNED = (1 << 35) - 1  # of a word shifted by 29: without copies of its sign, which made 0 of -1
 _WIDTH = 8 * 8191  # words in a row of a checksum's grid
 
 
@@ -167,8 +168,10 @@ def _sums(tensor: Tensor) -> Tensor:
 
 
 def _mixed(words: Tensor) -> Tensor:
-    """The high half on the low one as well: else changes of the highest bit in two words would cancel in a sum."""
-    return words ^ (words >> 32)
+    """The high bits on the low ones as well: else changes of the highest bit in two words would cancel in a sum. Not by
+    32 bits, which makes 0 of the low half of a word that holds one 4-byte value twice: the sum of what is left over
+    many words that change alike, as when rows are cleared, is a multiple of 2^64."""
+    return words ^ ((words >> 29) & _UNSIGNED)
 
 
 @functools.cache

@@ -32,18 +32,23 @@ def torch_device(settings: Settings) -> torch.device:
 
 
 # Failures after which the inputs are known to be as they were: the comparison has looked, no guard band was touched.
-_HARMLESS = frozenset({"nan-map", "inf-map", "exact", "bits", "budget", "published", "poison", "repeat"})
+HARMLESS = frozenset({"nan-map", "inf-map", "exact", "bits", "budget", "published", "poison", "repeat"})
+
+
+_KEPT_ROWS = 4096
 
 
 class Judge:
     """Judges cases one after another; keeps what the cases of one group share, and the last case's reference."""
 
-    def __init__(self, settings: Settings, vacuity: str = "off") -> None:
-        """``vacuity``: which cases prove first that they can fail ("smoke", "all", "off")."""
+    def __init__(self, settings: Settings, vacuity: str = "off", allowance: Allowance | None = None) -> None:
+        """``vacuity``: which cases prove first that they can fail ("smoke", "all", "off"). ``allowance``: which
+        failures are diagnosed, by default some of many."""
         self.settings = settings
         self.vacuity = vacuity
         self._vacuous: dict[str, str | None] = {}
-        self._allowance = Allowance()
+        self._before: dict[str, Tensor] = {}  # outputs of the case before, the first rows of them
+        self._allowance = allowance or Allowance()
         self._guard = ReferenceGuard()
         self.device = torch_device(settings)
         self.shared = Shared()
@@ -75,7 +80,7 @@ class Judge:
         if result.state != "pass":
             if self.lost_context(result):
                 return result
-            if result.kind not in _HARMLESS or subject.touched():
+            if result.kind not in HARMLESS or subject.touched():
                 self.forget()  # a faulty kernel may have written anywhere
         elements = subject.joint.references.elements
         return replace(result, elements=elements, seconds=round(time.perf_counter() - start, 5))
@@ -130,7 +135,9 @@ class Judge:
         if not is_proved(case, self.vacuity):
             return None
         if case.id not in self._vacuous:
-            self._vacuous[case.id] = accepted(subject.call, subject.joint.references)
+            of = subject.joint.references.of
+            self._vacuous[case.id] = accepted(subject.call, subject.joint.references, self._before)
+            self._before = {name: one.golden[:_KEPT_ROWS].cpu() for name, one in of.items()}
         return self._vacuous[case.id]
 
     def _checksums(self, tensors: dict[str, Tensor], poison: int) -> dict[str, int]:

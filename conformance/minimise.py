@@ -1,8 +1,12 @@
 """``conformance repro CASE --minimise``: the smallest case of the same operator on which a kernel fails alike.
 
-One parameter after another is made simpler, as far as the failure stays the same, until no step is left. Numbers go
-down, to values that the operator's matrix has and between them; words are replaced by more usual ones, or left out
-where other cases do without. No random search: it starts from a case that fails, and most steps from there fail too.
+Hypothesis searches: a case is drawn as one choice for each parameter, the simplest first, and its shrinker makes the
+choices simpler as far as the failure stays the same; first those of parameters that need no new compilation. Numbers
+go down, words are replaced by more usual ones, or left out where other cases do without. What it leaves is then taken
+parameter by parameter until no step is left: that finds the exact bounds of numbers, and all there is when Hypothesis
+draws no failing case. Measured on eleven mutants of four operators: steps alone tried 13 to 210 cases in 0.3 to 12 s,
+both together 18 to 396 in 0.2 to 6 s; they ended at the same case seven times, together at a smaller one three times
+(of a counter of 8 bits 1 slot and 1 expert are left, not 5 and 5), and once with fewer experts and a larger block.
 """
 
 from __future__ import annotations
@@ -10,8 +14,13 @@ from __future__ import annotations
 import functools
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+
+from hypothesis import HealthCheck, Phase, find
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from hypothesis.errors import NoSuchExample
 
 from conformance.case import Case
 from conformance.errors import ConformanceError
@@ -23,6 +32,10 @@ from conformance.registry import arch as table
 from conformance.result import Result, Settings
 from conformance.zoo.kill_matrix import FAILING, cause_of
 
+_DRAWS = 300  # cases that Hypothesis draws, of each kind of parameter, before it gives up
+_SEARCH = hypothesis_settings(
+    max_examples=_DRAWS, derandomize=True, database=None, deadline=None, phases=(Phase.generate, Phase.shrink),
+    suppress_health_check=list(HealthCheck))
 COMPILED = ("hidden", "in", "out")  # what a new value of may compile another kernel: these come last
 
 
@@ -51,6 +64,8 @@ def minimise(case: Case, kernel: Kernel, settings: Settings, seconds: float,
         raise ConformanceError(f"{case.id} does not fail on {kernel.name} ({first.state}): there is nothing to shrink"
                                f"{f'; {first.message}' if first.message else ''}")
     search = _Search(case, first, kernel, settings, lambda: clock() >= end)
+    search.shrink([name for name in _in_order(case) if name not in COMPILED])
+    search.shrink([name for name in _in_order(search.case) if name in COMPILED])
     while not search.over() and search.once():
         pass
     return Minimised(search.case, search.result, len(search.seen), search.over())
@@ -64,6 +79,26 @@ class _Search:
         self.wanted = _alike(first)
         self._judge = functools.partial(_run, kernel=kernel, settings=settings)
         self.seen: dict[str, Result | None] = {case.id: first}
+
+    def shrink(self, names: Sequence[str]) -> None:
+        """Let Hypothesis choose values of some parameters, the others staying as they are."""
+        start = self.case
+        drawn = st.fixed_dictionaries({name: _choices(start, name) for name in names if name in start.params})
+
+        def fails(chosen: Mapping[str, str | None]) -> bool:
+            candidate = start
+            for name, value in chosen.items():
+                candidate = _with(candidate, name, value)
+            return self._alike(candidate)
+
+        try:
+            found = find(drawn, fails, settings=_SEARCH)
+        except NoSuchExample:
+            return
+        for name, value in found.items():
+            start = _with(start, name, value)
+        if (result := self.seen[start.id]) is not None:
+            self.case, self.result = start, result
 
     def once(self) -> bool:
         """Try to simplify each parameter; whether one was."""
@@ -93,17 +128,24 @@ class _Search:
                 low = middle
 
     def _fails(self, candidate: Case) -> bool:
-        """Whether a case fails alike; then it is the smallest one known. One that is no case at all does not."""
+        """Whether a case fails alike; then it is the smallest one known."""
+        alike = self._alike(candidate)
+        if alike and (result := self.seen[candidate.id]) is not None:
+            self.case, self.result = candidate, result
+        return alike
+
+    def _alike(self, candidate: Case) -> bool:
+        """Whether a case fails as the first one did. One that is no case at all does not, nor one for which there is
+        no time left."""
         if candidate.id not in self.seen:
+            if self.over():
+                return False
             try:
                 self.seen[candidate.id] = self._judge(candidate)
             except Exception:  # not a legal point: some part of the suite that builds its inputs says so
                 self.seen[candidate.id] = None
-            found = self.seen[candidate.id]
-            if found is not None and _alike(found) == self.wanted:
-                self.case, self.result = candidate, found
-                return True
-        return False
+        found = self.seen[candidate.id]
+        return found is not None and _alike(found) == self.wanted
 
 
 def _run(case: Case, kernel: Kernel, settings: Settings) -> Result:
@@ -132,6 +174,16 @@ def _simpler(case: Case, name: str) -> Iterator[str | None]:
         return
     usual = [value for value, _ in known.most_common()]
     yield from usual[: usual.index(now)] if now in usual else usual
+
+
+def _choices(case: Case, name: str) -> st.SearchStrategy[str | None]:
+    """The values that a parameter may have, the simplest first; of a number those of the matrix, then all below."""
+    now = case.params[name]
+    known = st.sampled_from([*_simpler(case, name), now])
+    number = _number(now)
+    if number is None or number < 2:
+        return known
+    return known | st.integers(1, number).map(str)
 
 
 def _values(case: Case, name: str) -> Counter[str | None]:

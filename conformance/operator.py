@@ -233,7 +233,8 @@ class Operator:
 
     outputs: names of the outputs, where there are several: ``output`` and ``inputs`` then give a form for each,
     ``reference`` gives `References`, and ``validate`` gets the tensors to fill by name. faulty_outputs: what failures
-    of exact outputs are compared with, most specific first.
+    of exact outputs are compared with, most specific first. another_expert: the key of the fault by which a row, or a
+    block, is that of another expert; every case must reject it where it is wrong.
     """
 
     name: str
@@ -254,3 +255,4 @@ class Operator:
     faults: tuple[Fault, ...] = ()
     outputs: tuple[str, ...] = (ONLY,)
     faulty_outputs: tuple[FaultyOutputs, ...] = ()
+    another_expert: str = ""

@@ -11,7 +11,7 @@ from conformance.errors import ConformanceError
 from conformance.matrix import Matrix
 from conformance.options import Selection
 from conformance.registry import kernels, matrices, matrix_files
-from conformance.zoo.mutants import is_shown
+from conformance.zoo.rounds import cases_on
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +32,12 @@ def plan(of: Matrix, selection: Selection, archs: tuple[str, ...]) -> Iterator[P
     known = kernels(of.operator, selection.kernels)
     labels: tuple[str | None, ...] = archs if len(archs) > 1 else (None,)
     cases = selection.cases_of(of)
+    wanted = {kernel.name: cases_on(kernel, cases) for kernel in known}
     for label in labels:
         for case in cases:
             for kernel in known:
-                if is_shown(kernel, case.params):
+                ids = wanted[kernel.name]
+                if ids is None or case.id in ids:
                     yield Planned(case, kernel.name, label)
 
 

@@ -27,6 +27,8 @@ from conformance.registry import arch as table
 from conformance.registry import operator
 from conformance.result import Result, Settings, blank_result
 from conformance.runs.sharding import Item, estimate
+from conformance.zoo.mutants import twin_of
+from conformance.zoo.rounds import this_round
 
 if TYPE_CHECKING:
     from conformance.bench.lane import Lane
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 
 
 LANES = 3  # time limits of a case: that of route() and supports(), of lowering, and of assembling
+_DIAGNOSED = 2  # failures of each mutant, in each process
 
 
 @dataclass
@@ -126,13 +129,22 @@ class Run:
                 if refused := gate.enter(case, times, alone=attempt > 1):
                     return blank_result(case, kernel, judge.settings, "not-run", kind="memory", message=str(refused))
             with self.judging(arch):
-                result = self._timed(functools.partial(judge.run, case, kernel), case, kernel, judge.settings)
+                result = self._timed(functools.partial(self._judged, judge, case, kernel), case, kernel, judge.settings)
             if not out_of_memory(result):
                 break
             result = gate.explained(result) if attempt > 1 else result
         if judge.lost:
             self.crash_log.give_up(f"{result.message} (the GPU context is lost; later cases run in a fresh worker)")
         return gate.told(result, case)
+
+    def _judged(self, judge: Judge, case: Case, kernel: Kernel) -> Result:
+        result = judge.run(case, kernel)
+        twin = twin_of(kernel)
+        if twin is None:
+            return result
+        from conformance.zoo.applied import noted
+
+        return noted(result, judge, case, kernel, twin)
 
     def _timed(self, act: Callable[[], Result], case: Case, kernel: Kernel, settings: Settings,
                seconds: float | None = None) -> Result:
@@ -163,10 +175,12 @@ class Run:
             gate.release()
 
     def _judge(self, arch: str) -> Judge:
-        from conformance.judge import Judge  # brings torch: the controller starts its workers before that
+        from conformance.diagnosis.diagnose import Allowance  # brings torch: the controller starts its workers before
+        from conformance.judge import Judge
 
         if arch not in self._judges:
-            self._judges[arch] = Judge(self.settings(arch), self.vacuity)
+            allowance = Allowance(_DIAGNOSED) if this_round() else None
+            self._judges[arch] = Judge(self.settings(arch), self.vacuity, allowance)
         return self._judges[arch]
 
     def _timer(self, arch: str) -> Lane:

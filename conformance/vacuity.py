@@ -8,8 +8,9 @@ Outputs whose every bit is fixed have candidates of their own, in `vacuity_exact
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -19,9 +20,11 @@ from conformance.case import Case
 from conformance.formats import BY_DTYPE, bits, cast
 from conformance.joint import Joint
 from conformance.operator import NOT_A_NUMBER, ONLY, Call, OracleRows, Reference, References
+from conformance.registry import operator
 from conformance.verdict import judge
 
 _WINDOW = 4  # rows that are judged together
+_COLUMNS = 64  # of another expert's row
 _MILLIONS = 1 << 22  # elements among which one wrong one must be seen
 
 
@@ -30,17 +33,20 @@ def is_proved(case: Case, mode: str) -> bool:
     return mode == "all" or (mode == "smoke" and "smoke" in case.tiers)
 
 
-def accepted(call: Call, reference: Reference | References) -> str | None:
+def accepted(call: Call, reference: Reference | References, before: Mapping[str, Tensor] | None = None) -> str | None:
     """What the case accepts although it is wrong, in words, or None. A case without elements proves nothing.
 
-    A case in which no candidate at all is wrong by its own contract is vacuous as well.
+    A case in which no candidate at all is wrong by its own contract is vacuous as well. before: outputs of another
+    case by name, or the first rows of them.
     """
+    before = before or {}
     joint = Joint.of(call, reference)
     outputs = {name: one for name, one in joint.references.of.items() if one.golden.numel()}
     tried: set[str] = set()
     taken: set[str] = set()
     for name, one in outputs.items():
-        found = vacuity_exact.accepted(joint, name) if one.exact else _within_bounds(call.part(name), one)
+        found = (vacuity_exact.accepted(joint, name, before.get(name)) if one.exact else
+                 _within_bounds(call.part(name), one, before.get(name)))
         tried |= found[0]
         taken |= {f"{name}: {wrong}" if name != ONLY else wrong for wrong in found[1]}
     if outputs and not tried:
@@ -48,16 +54,19 @@ def accepted(call: Call, reference: Reference | References) -> str | None:
     return ", ".join(sorted(taken)) or None
 
 
-def _within_bounds(call: Call, reference: Reference) -> tuple[set[str], set[str]]:
+def _within_bounds(call: Call, reference: Reference, before: Tensor | None) -> tuple[set[str], set[str]]:
     """Which wrong results of an output [rows, columns] that has an oracle were tried, and which are accepted."""
     tried: set[str] = set()
     taken: set[str] = set()
+    foreign = _foreign(call)
     for window in _windows(call, reference):
-        for name, change in _CHANGES.items():
+        more = {"the previous case's output": partial(_earlier, before),
+                "another expert's row": partial(foreign, window)}
+        for name, change in (_CHANGES | more).items():
             if name not in tried and (passes := _passes(window, change)) is not None:
                 tried.add(name)
                 taken |= {name} if passes else set()
-        if len(tried) == len(_CHANGES):
+        if len(tried) == len(_CHANGES) + len(more):
             break
     whole = _largest_window(call, reference)
     for name, alone in (("one element changed", _other_value), ("one NaN", _nan)):
@@ -71,11 +80,12 @@ def _within_bounds(call: Call, reference: Reference) -> tuple[set[str], set[str]
 
 @dataclass(frozen=True)
 class _Window:
-    """A few rows of a case: their call, their reference, and the oracle's rows by themselves."""
+    """A few rows of a case: call, reference, the oracle's rows by themselves, and the number of the first one."""
 
     call: Call
     reference: Reference
     rows: OracleRows
+    start: int = 0
 
 
 def _window(call: Call, reference: Reference, chunk: OracleRows, start: int, stop: int, device: torch.device
@@ -86,7 +96,8 @@ def _window(call: Call, reference: Reference, chunk: OracleRows, start: int, sto
     here = slice(chunk.start + start, chunk.start + stop)
     fixed = call.bitwise_rows
     return _Window(replace(call, bitwise_rows=None if fixed is None else fixed[here].to(device)),
-                   Reference(reference.golden[here].to(device), lambda: iter((rows,)), reference.published), rows)
+                   Reference(reference.golden[here].to(device), lambda: iter((rows,)), reference.published), rows,
+                   here.start)
 
 
 def _windows(call: Call, reference: Reference) -> Iterator[_Window]:
@@ -157,6 +168,35 @@ def _nan(result: Tensor, rows: OracleRows) -> bool:
         row, column = places[-1].tolist()
         result[row, column] = torch.tensor(float("nan")).to(result.dtype)
     return bool(len(places))
+
+
+def _earlier(before: Tensor | None, value: Tensor) -> Tensor:
+    """Rows of another case's output, rows and columns in turn as many as it takes; without one, those given."""
+    if before is None or before.dim() != 2 or not before.numel():
+        return value
+    rows, columns = (torch.arange(extent) % other for extent, other in zip(value.shape, before.shape, strict=True))
+    return before.to(torch.float32)[rows][:, columns].to(value.device)
+
+
+def _foreign(call: Call) -> Callable[[_Window, Tensor], Tensor]:
+    """Rows as the operator's fault makes them that takes another expert; some columns of them are enough."""
+    of = operator(call.case.operator)
+    faults = [fault for fault in of.faults if fault.key == of.another_expert]
+    width = call.output.shape[-1]
+    columns = torch.linspace(0, width - 1, min(_COLUMNS, width)).long().unique().to(_device(call))
+    found = [one for fault in faults if (one := fault.predict(call, columns)) is not None]
+
+    def change(window: _Window, value: Tensor) -> Tensor:
+        for predicted in found[:1]:
+            rows = predicted[window.start : window.start + len(value)]
+            value[:, columns.to(value.device)] = rows.to(value.device, torch.float32)
+        return value
+
+    return change
+
+
+def _device(call: Call) -> torch.device:
+    return next(value.device for value in call.arguments.values() if isinstance(value, Tensor))
 
 
 def _tail_zero(value: Tensor) -> Tensor:

@@ -13,23 +13,45 @@ from torch import Tensor
 
 from conformance.formats import bits
 from conformance.joint import Joint
+from conformance.registry import operator
 
 
-def accepted(joint: Joint, name: str) -> tuple[set[str], set[str]]:
-    """Which wrong results of one output were tried, all others being right, and which of them the case accepts."""
+def accepted(joint: Joint, name: str, before: Tensor | None = None) -> tuple[set[str], set[str]]:
+    """Which wrong results of one output were tried, all others being right, and which of them the case accepts.
+    before: that output of another case."""
     reference = joint.references.of[name]
     goldens = {other: known.golden for other, known in joint.references.of.items()}
     fixed = (torch.ones_like(bits(reference.golden), dtype=torch.bool) if reference.open is None else ~reference.open)
     tried: set[str] = set()
     taken: set[str] = set()
+    results = {"the previous case's output": _earlier(reference.golden, before),
+               "another expert's block": _foreign(joint, name)}
     for label, change in _CHANGES.items():
-        result = reference.golden.clone()
-        change(bits(result), fixed)
+        results[label] = reference.golden.clone()
+        change(bits(results[label]), fixed)
+    for label, result in results.items():
         if _wrong(bits(result)[fixed], bits(reference.golden)[fixed], joint.references.settle is not None):
             tried.add(label)
             if joint.judge(goldens | {name: result}, "within-budget")[0].passed:
                 taken.add(label)
     return tried, taken
+
+
+def _earlier(golden: Tensor, before: Tensor | None) -> Tensor:
+    """The golden, over which as much of another case's output is written as fits."""
+    result = golden.clone()
+    if before is not None and before.dtype == golden.dtype:
+        count = min(before.numel(), golden.numel())
+        bits(result).view(-1)[:count] = bits(before).reshape(-1)[:count].to(golden.device)
+    return result
+
+
+def _foreign(joint: Joint, name: str) -> Tensor:
+    """The output as the operator's fault makes it that takes another expert; the golden where it has none."""
+    of = operator(joint.call.case.operator)
+    faults = (fault for fault in of.faulty_outputs if fault.key == of.another_expert)
+    found = next((one for fault in faults if (one := fault.predict(joint.call)) is not None), None)
+    return joint.references.of[name].golden.clone() if found is None else found[name]
 
 
 def _wrong(found: Tensor, right: Tensor, any_order: bool) -> bool:

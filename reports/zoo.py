@@ -13,7 +13,8 @@ from reports.fields import ReportError, clean_tree
 from reports.write import replace
 
 _TEMPLATES = Path(__file__).parent / "templates"
-_NEEDED = ("operator", "arch", "tiers", "data", "seconds", "rows", "controls", "checks", "idle", "killed", "sound")
+_NEEDED = ("operator", "arch", "tiers", "data", "seconds", "complete", "elsewhere", "rows", "controls", "checks",
+           "idle", "killed", "sound")
 
 
 def write_zoo(path: Path) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -245,3 +246,19 @@ def test_highest_bits_of_many_words_do_not_cancel(change: Callable[[torch.Tensor
     before = checksum(words)
     change(words)
     assert checksum(words) != before
+
+
+@pytest.mark.parametrize("value", [math.nan, 1.0, 2.0, -1.0, 30000.0, -0.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int32])
+def test_rows_that_all_change_alike_are_seen(dtype, value):
+    """As when a kernel clears rows that hold poison, or writes NaN or -1 over rows of zeros."""
+    if dtype == torch.int32:
+        value = -1 if math.isnan(value) else int(value * 3) or 7
+    for hidden in (64, 96, 512, 4096):
+        zeros = torch.zeros(80, hidden, dtype=dtype)
+        before = checksum(zeros)
+        for rows in (1, 2, 8, 64):
+            for start in (0, 1, 8):
+                other = zeros.clone()
+                other[start : start + rows] = value
+                assert checksum(other) != before, (hidden, rows, start)

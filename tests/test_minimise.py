@@ -7,6 +7,7 @@ import itertools
 import pytest
 from engine_samples import right, sample, subject
 
+from conformance import minimise as minimise_module
 from conformance import repro
 from conformance.case import parse_case
 from conformance.errors import ConformanceError
@@ -40,6 +41,32 @@ def test_words_become_usual_ones_and_the_failure_keeps_its_cause():
     assert found.case.get("routing") != "ragged" and found.case.number("tokens") == 1
     assert "the weights are left out" in found.result.message
     assert found.case.get("weights", "yes") == "yes"  # without weights it would not fail
+
+
+def test_parameters_that_must_change_at_once_do():
+    """No step of one parameter leads on from six tokens of six slots."""
+    def kernel(x, token_topk_to_pos, *, topk_weights=None, x_sf=None, sf=None, out):
+        out.copy_(right(x, token_topk_to_pos, topk_weights, x_sf, sf, out.dtype))
+        if len(out) == token_topk_to_pos.shape[1]:
+            out[-1] = 0
+
+    found = minimise(sample(tokens=6, topk=6, xsf="no"), subject(kernel), SETTINGS, 1e9)
+    assert found.case.number("tokens") == found.case.number("topk") <= 2
+
+
+def test_what_compiles_again_changes_last(monkeypatch):
+    tried = []
+    real = minimise_module._run
+
+    def run(case, *given, **named):
+        tried.append(case)
+        return real(case, *given, **named)
+
+    monkeypatch.setattr(minimise_module, "_run", run)
+    minimise(sample(tokens=9, topk=3, hidden=1024), _zero_from(0), SETTINGS, 1e9)
+    widths = [case.number("hidden") for case in tried]
+    changed = next(place for place, width in enumerate(widths) if width != 1024)
+    assert tried[changed].number("tokens") == 1
 
 
 def test_the_time_is_kept():

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from engine_samples import one_thread as one_thread
-from sorting_samples import ALLOWED, EDITS, FAULTS, NAME, by_loop, call_of, loop_kernel, sample
+from sorting_samples import ALLOWED, EDITS, NAME, by_loop, call_of, loop_kernel, sample
 from torch import Tensor
 
 from conformance import vacuity
@@ -204,61 +204,21 @@ def test_another_order_is_wrong_where_bit_exactness_is_promised() -> None:
     assert judged(loop_kernel(edit=ALLOWED["open places left"], promise="bit-exact"), sample()).state == "pass"
 
 
-OF_OUTPUT = {"valid": "num_valid_ids", "tokens": "num_valid_ids", "weight": "sorted_weights", "buffer": "moe_buf",
-             "last row": "moe_buf", "expert": "sorted_expert_ids", "global": "sorted_expert_ids",
-             "first expert": "sorted_expert_ids"}
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_sort_with_a_fault_fails(fault: str) -> None:
-    found = judged(loop_kernel(fault), sample(**FAULTS[fault]))
-    assert (found.state, found.kind) == ("fail", "exact"), found.message
-    assert found.first is not None and found.wrong > 0
-    assert f"run with poison 0: {found.first['output']}: {found.wrong} of " in found.message
-    for words, output in OF_OUTPUT.items():
-        if fault.startswith(words) and fault not in ("experts descend", "experts with no token are not counted"):
-            assert found.first["output"] == output
+WRONG_PLACES = {"routes of two experts exchanged": "unexplained", "a route behind the valid rows": "unexplained",
+                "a route twice": "one-element"}
 
 
 @pytest.mark.parametrize("name", EDITS)
-def test_an_output_that_is_not_written_as_the_contract_says_fails(name: str) -> None:
+def test_a_route_in_a_wrong_place_is_found_and_told_where(name: str) -> None:
     found = judged(loop_kernel(edit=EDITS[name]), sample())
     assert (found.state, found.kind) == ("fail", "exact"), found.message
-    if name in ("stale tail", "last id not written", "first expert not written", "tokens not written",
-                "buffer not zeroed"):
-        assert "hold the poison" in found.message or "no element was written" in found.message
-
-
-EXPLAINED = {
-    "sentinel without slot": "sentinel-no-slot", "sentinel is the last route": "sentinel-last-route",
-    "sentinel is token 0": "sentinel-token-0", "sentinel is -1": "sentinel-minus-1",
-    "slot in bits 16 to 23": "slot-bits-16", "slot lost": "slot-lost", "slot counted from 1": "slot-from-1",
-    "token and slot exchanged": "exchanged", "weight of the next slot": "weight-next-slot",
-    "weight of token 0": "weight-token-0", "weight of the next token": "weight-next-token",
-    "-1 is expert 0": "invalid-first", "-1 is the last expert": "invalid-last", "masked expert kept": "masked-kept",
-    "only 1 is true": "mask-is-1", "last slot dropped": "last-slot-lost", "duplicate lost": "duplicate-lost",
-    "global expert ids": "global-ids", "expert of the next block": "next-block",
-    "valid rows not padded": "valid-unpadded", "valid rows of the whole list": "valid-all",
-    "valid blocks": "valid-blocks", "tail is 0": "tail-zeros",
-}
-
-
-def test_every_faulty_semantics_of_the_table_has_a_sort() -> None:
-    assert sorted(EXPLAINED.values()) == sorted(fault.key for fault in CONTRACT.faulty_outputs)
-
-
-@pytest.mark.parametrize("fault", EXPLAINED)
-def test_the_first_sentence_names_the_fault(fault: str) -> None:
-    found = judged(loop_kernel(fault), sample(**FAULTS[fault]))
     diagnosis = (found.details or {})["diagnosis"]
-    assert diagnosis["key"] == EXPLAINED[fault], found.message
-    assert diagnosis["explained"] == 1.0 and diagnosis["others"] == ()
-    assert f": {diagnosis['sentence']} (explains 100 % of " in found.message
+    assert diagnosis["key"] == WRONG_PLACES[name] and "sorted_token_ids" in found.message
 
 
-def test_what_no_fault_of_the_table_explains_is_not_explained() -> None:
-    found = judged(loop_kernel(edit=EDITS["routes of two experts exchanged"]), sample())
-    assert found.details is None and "sorts: run with poison 0: sorted_token_ids: 2 of " in found.message
+def test_no_two_explanations_have_one_key() -> None:
+    keys = [fault.key for fault in CONTRACT.faulty_outputs]
+    assert len(set(keys)) == len(keys) > 60
 
 
 def test_a_result_of_an_earlier_call_is_recognised() -> None:
@@ -297,17 +257,6 @@ def test_an_order_that_changes_from_call_to_call_must_be_declared() -> None:
     found = judged(loop_kernel(edit=sometimes), sample())
     assert found.state == "fail" and found.kind in ("poison", "repeat")
     assert "sorted_token_ids of the result" in found.message
-
-
-def test_every_fault_is_seen_by_the_smoke_cases_and_edges() -> None:
-    """Not in cases made for it only: the matrix by itself must reject every one."""
-    of = matrix(NAME)
-    cases = of.plan(("smoke",)) + [case for case in cpu_edge_cases() if "smoke" in case.tiers]
-    judge = Judge(Settings())
-    for fault in FAULTS:
-        assert any(judge.run(case, loop_kernel(fault)).state != "pass" for case in cases), fault
-    for edit in EDITS.values():
-        assert any(judge.run(case, loop_kernel(edit=edit)).state != "pass" for case in cases)
 
 
 # ---- vacuity --------------------------------------------------------------------------------------------------------

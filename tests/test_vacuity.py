@@ -10,11 +10,12 @@ import pytest
 import torch
 from engine_samples import call_of, right, sample, subject
 
-from conformance import vacuity
+from conformance import vacuity, vacuity_exact
 from conformance.case import Case
+from conformance.joint import Joint
 from conformance.judge import Judge
-from conformance.operator import OracleRows, Reference
-from conformance.registry import ROOT, matrix
+from conformance.operator import OracleRows, Reference, References, Shared
+from conformance.registry import ROOT, matrices, matrix, operator
 from conformance.result import Settings
 from conformance.verdict import Verdict
 
@@ -100,7 +101,7 @@ def test_a_vacuous_case_fails_for_a_right_kernel_too(monkeypatch):
         out.copy_(right(x, token_topk_to_pos, topk_weights, x_sf, sf, out.dtype))
 
     calls: list[int] = []
-    monkeypatch.setattr("conformance.judge.accepted", lambda call, reference: calls.append(1) or "zeros")
+    monkeypatch.setattr("conformance.judge.accepted", lambda call, reference, before: calls.append(1) or "zeros")
     judge, kernel = Judge(Settings(), "all"), subject(filler)
     for _ in range(2):
         result = judge.run(sample(), kernel)
@@ -115,3 +116,21 @@ def test_an_unknown_mode_is_one_line():
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 4
     assert "unknown value of --vacuity 'some'" in done.stderr + done.stdout
+
+
+@pytest.mark.parametrize("name", matrices())
+def test_another_expert_and_the_case_before_are_tried_for_every_operator(name):
+    """On a few smoke cases, whose outputs differ: each is rejected, and by name."""
+    of, before, tried = operator(name), {}, set()
+    for case in [case for case in matrix(name).plan(("smoke",)) if not matrix(name).devices(case)][:6]:
+        shared = Shared()
+        call = of.inputs(case, "reduced", torch.device("cpu"), shared)
+        call.set_poison(1)
+        references = References.made_of(of.reference(call, shared))
+        assert vacuity.accepted(call, references, before) is None, case.id
+        joint = Joint.of(call, references)
+        for output, one in references.of.items():
+            tried |= (vacuity_exact.accepted(joint, output, before.get(output)) if one.exact else
+                      vacuity._within_bounds(call.part(output), one, before.get(output)))[0]
+        before = {output: one.golden.clone() for output, one in references.of.items()}
+    assert "the previous case's output" in tried and any(label.startswith("another expert's") for label in tried)

@@ -57,9 +57,10 @@ class Diagnosis:
 class Allowance:
     """Which failures this process diagnoses: of each kernel a few in a row, then ever fewer, so that a thousand cost
     ten diagnoses and come from all parts of the matrix; when the time for all is spent only a kernel's first one, and
-    none any more after twice that time."""
+    none any more after twice that time. ``first``: all that is diagnosed of each kernel, whatever the time."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: int | None = None) -> None:
+        self._first = first
         self._failures: Counter[str] = Counter()
         self._spent = 0.0
         self._started = 0.0
@@ -67,6 +68,8 @@ class Allowance:
     def grants(self, kernel: str) -> bool:
         self._failures[kernel] += 1
         number = self._failures[kernel]
+        if self._first is not None:
+            return number <= self._first
         if self._spent >= SECONDS:
             return number == 1 and self._spent < 2 * SECONDS
         return number <= FIRST or number & (number - 1) == 0

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from conformance.diagnosis.diagnose import PROBE, Allowance, Diagnosis, diagnose
 from conformance.diagnosis.evidence import gather
-from conformance.diagnosis.exact import diagnose_exact
+from conformance.diagnosis.exact import Observed, diagnose_exact
 from conformance.formats import bits
 from conformance.joint import Joint
 from conformance.launch import Launched, Launcher
-from conformance.operator import Call, Fault, FaultyOutputs, Reference, References, Shared
+from conformance.operator import Call, Fault, FaultyOutputs, Reference, References, Results, Shared
 from conformance.raised import KernelRaised
-from conformance.verdict import Verdict, check_form, judge
+from conformance.verdict import Verdict, judge
 
 KINDS = frozenset({"nan-map", "inf-map", "exact", "bits", "budget", "published", "poison"})
 _MOST_CONFIGS = 16
@@ -33,13 +33,15 @@ def explain(verdict: Verdict, launcher: Launcher, launched: Launched, joint: Joi
     """
     result, reference = launched.results[name], joint.references.of[name]
     comparable = bool(launcher.operator.faulty_outputs) if reference.exact else result.dim() == 2
-    if verdict.kind not in KINDS or not comparable or not allowance.grants(launcher.kernel.name):
+    kernel = f"{launcher.operator.name}/{launcher.kernel.name}"
+    if verdict.kind not in KINDS or not comparable or not allowance.grants(kernel):
         return verdict
     try:
         said = io.StringIO()  # what the kernel prints was printed by the failed launch
         with allowance, contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-            found = (_of_exact_outputs(launcher, launched, joint, first) if reference.exact else
-                     _diagnosis(_Failure(launcher, launched, reference, name), first.references.of[name]))
+            failure = _Failure(launcher, launched, joint, name)
+            found = (_of_exact_outputs(failure, first, verdict.kind) if reference.exact else
+                     _diagnosis(failure, first.references.of[name]))
     except Exception as error:  # the failure itself must be reported whatever happens here
         return replace(verdict, message=f"{verdict.message} (no diagnosis: {type(error).__name__}: {error})")
     if found is None:
@@ -49,11 +51,11 @@ def explain(verdict: Verdict, launcher: Launcher, launched: Launched, joint: Joi
 
 @dataclass(frozen=True)
 class _Failure:
-    """A launch of which one output is wrong: that output by its name, its result, and its reference."""
+    """A launch of which one output is wrong: that output by its name, and what all outputs must be."""
 
     launcher: Launcher
     launched: Launched
-    reference: Reference
+    joint: Joint
     name: str
 
     @functools.cached_property
@@ -61,12 +63,16 @@ class _Failure:
         return self.launched.part(self.name)
 
     @property
+    def reference(self) -> Reference:
+        return self.joint.references.of[self.name]
+
+    @property
     def of_another_call(self) -> bool:
         return self.launched.call is not self.launcher.call
 
-    def again(self, poison: int | None, launcher: Launcher | None = None, config: str | None = None) -> Tensor | None:
-        """The output of the same launch again, None where it has none; without ``poison`` inputs are left as they
-        are. ``launcher``, ``config``: others than the launch's own."""
+    def again(self, poison: int | None, launcher: Launcher | None = None, config: str | None = None) -> Results | None:
+        """The outputs of the same launch again, None where their form is wrong; without ``poison`` inputs are left as
+        they are. ``launcher``, ``config``: others than the launch's own."""
         launcher = launcher or self.launcher
         if poison is None:
             launcher = replace(launcher, call=replace(launcher.call, set_poison=lambda which: None))
@@ -75,38 +81,55 @@ class _Failure:
                                   config or self.launched.config)
         except KernelRaised:
             return None
-        result = again.results.get(self.name)
-        bad_form = check_form(result, self.part.call.output, launcher.device, launcher.kernel.fills_out)
-        return None if bad_form or again.overrun else result
+        bad_form = self.joint.problem(again.results, launcher.device, launcher.kernel.fills_out)
+        return None if bad_form or again.overrun else again.results
 
-    def holds(self, result: Tensor | None) -> bool:
-        """Whether the output is right when it is this one."""
-        promise = self.launcher.kernel.promise
-        return result is not None and judge(result, self.part.call, self.reference, promise, 0.0).passed
+    def by_history(self, sentence: str) -> Diagnosis:
+        wrong = bits(self.part.result) != bits(self.reference.golden)
+        return Diagnosis("history", sentence, 0.0, int(wrong.sum()))
+
+    def holds(self, results: Results | None) -> bool:
+        """Whether these results are right."""
+        if results is None:
+            return False
+        promise, references = self.launcher.kernel.promise, self.joint.references
+        required = references.of if promise == "bit-exact" else references.settled(results)
+        return all(judge(results[name], self.launched.call.part(name), reference, promise, 0.0).passed
+                   for name, reference in required.items())
 
 
-def _of_exact_outputs(launcher: Launcher, launched: Launched, joint: Joint, first: Joint) -> Diagnosis | None:
+def _of_exact_outputs(failure: _Failure, first: Joint, kind: str) -> Diagnosis | None:
+    """``first``: of the launcher's own call, where the launch was of another. kind: of the verdict; "bits" is an order
+    that only kernels without a promise of bit-exactness may use."""
+    launcher, launched, references = failure.launcher, failure.launched, failure.joint.references
     faults = launcher.operator.faulty_outputs
-    if launched.call is not launcher.call:
+    if failure.of_another_call:
         earlier = {name: reference.golden for name, reference in first.references.of.items()}
         faults = (FaultyOutputs("remembered-result", "the result of an earlier call at the same addresses is returned",
                                 lambda call: earlier), *faults)
-    launched.call.set_poison(launched.poison)
-    return diagnose_exact(launched.results, launched.call, joint.references.settled(launched.results), faults)
+    elif (history := _history(failure)) is not None:
+        return failure.by_history(history)
+    def observed(results: Results, poison: int) -> Observed:
+        return Observed(results, references.of if kind == "bits" else references.settled(results), poison)
+
+    launches = [observed(launched.results, launched.poison)]
+    if not failure.of_another_call and (again := failure.again(1 - launched.poison)) is not None:
+        launches.append(observed(again, 1 - launched.poison))  # what the poison is by chance is not so twice
+    return diagnose_exact(launched.call, launches, faults)
 
 
 def _diagnosis(failure: _Failure, first: Reference) -> Diagnosis | None:
     """``first``: the output's reference of the launcher's own call, where the launch was of another."""
     part, launcher, reference = failure.part, failure.launcher, failure.reference
     if not failure.of_another_call and (history := _history(failure)) is not None:
-        return Diagnosis("history", history, 0.0, int((bits(part.result) != bits(reference.golden)).sum()))
+        return failure.by_history(history)
     observed = [gather(part.result.clone(), part.call, reference, part.poison)]
     faults = launcher.operator.faults
     if failure.of_another_call:
         return diagnose(observed, faults, tuple(_remembered(launcher, first, failure.name)))
     if faults and (again := failure.again(PROBE)) is not None:  # a poison whose rows all differ
         # What is not written is not written again: the probe is held to the places seen first.
-        observed.append(replace(gather(again, part.call, reference, PROBE), left=observed[0].left))
+        observed.append(replace(gather(again[failure.name], part.call, reference, PROBE), left=observed[0].left))
     found = diagnose(observed, faults)
     if found is not None and part.config is not None:
         known = launcher.kernel.configs[:_MOST_CONFIGS]
@@ -126,7 +149,7 @@ def _history(failure: _Failure) -> str | None:
     call = launcher.call
     if call.case.get("layout", "contiguous") != "contiguous":
         return None
-    before = bits(failure.part.result).clone()
+    before = {name: bits(one).clone() for name, one in failure.launched.results.items()}
     call.set_poison(poison)
     copies = replace(launcher, call=replace(call, arguments={
         name: value.clone() if isinstance(value, Tensor) else value for name, value in call.arguments.items()}))
@@ -134,7 +157,8 @@ def _history(failure: _Failure) -> str | None:
     right = [failure.holds(one) for one in there]
     if all(right):
         return "wrong only once: called again it is right, so the result depends on earlier calls or on chance"
-    same = [one is not None and torch.equal(bits(one), before) for one in there]
+    same = [one is not None and all(torch.equal(bits(one[name]), known) for name, known in before.items())
+            for one in there]
     if right == [True, False, True, False] and same[1] and same[3]:
         return "wrong at these addresses only: on copies of its arguments it is right, so it remembers earlier calls"
     return None

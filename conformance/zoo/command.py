@@ -1,4 +1,4 @@
-"""``conformance zoo``: run tiers on all mutants and their twins through pytest, and read the kill matrix off it.
+"""``conformance zoo``: run tiers on all mutants and their twins through pytest, and read the kill matrices off it.
 
 Everything is written below one directory of its own; the reports of ordinary runs are not touched.
 """
@@ -12,27 +12,29 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from conformance.console import print_table
 from conformance.errors import ConformanceError
-from conformance.matrix import Matrix
 from conformance.options import Selection
 from conformance.registry import MUTANTS, ROOT, kernels, matrix
-from conformance.zoo.kill_matrix import FATAL, Killed, KillMatrix, collect, matrix_of, read_results
-from conformance.zoo.mutants import Mutant, controls, mutants
+from conformance.zoo.kill_matrix import FAILING, KillMatrix, collect, matrix_of, read_results
+from conformance.zoo.mutants import Mutant, controls, is_shown, mutants
+from conformance.zoo.rounds import FEW, VARIABLE, Round
 
 TIERS = ("smoke", "edge")
-_TRIES = 8
-_CASE_SECONDS = 20  # what an endless kernel costs; right ones compile within it
+_CASE_SECONDS = 30  # what an endless kernel costs; right ones compile within it
 
 
-def zoo(selection: Selection, out: Path | None) -> bool:
+def zoo(selection: Selection, out: Path | None, complete: bool = False) -> bool:
     """Run, print the kill tables, last "killed N/N"; True when all mutants are killed and no control is flagged.
 
-    Raises ConformanceError for an operator without mutants, and when pytest could not run.
+    complete: every mutant on every case that shows it, not only until it is killed. Raises ConformanceError for an
+    operator without mutants, and when pytest could not run.
     """
+    started = time.monotonic()
     selection = dataclasses.replace(selection, tiers=selection.tiers or TIERS)
     wanted = [of.operator for of in selection.matrices()]
     for name in wanted:
@@ -40,83 +42,87 @@ def zoo(selection: Selection, out: Path | None) -> bool:
     chosen = [name for name in wanted if mutants(name)]
     if not chosen or (selection.operators and set(chosen) != set(selection.operators)):
         raise ConformanceError(f"{', '.join(selection.operators or wanted)}: no mutants in {MUTANTS}")
-    matrices = [_run(name, selection, (out or ROOT / "reports" / "zoo") / name) for name in chosen]
+    out = out or ROOT / "reports" / "zoo"
+    matrices = _matrices(chosen, selection, out, complete)
     for one in matrices:
         _print(one)
-    total, killed = sum(len(one.rows) for one in matrices), sum(one.killed for one in matrices)
-    flagged = [name for one in matrices for name in one.flagged]
-    if flagged:
-        print(f"controls flagged: {', '.join(flagged)}")
-    print(f"killed {killed}/{total}")
+        _write(one, out / one.operator)
+    _print_sums(matrices, time.monotonic() - started)
     return all(one.sound for one in matrices)
 
 
-def _run(name: str, selection: Selection, directory: Path) -> KillMatrix:
-    """One operator: pytest, then its records."""
-    known, twins = mutants(name), controls(name)
-    cases = len(selection.cases_of(matrix(name)))
+def _matrices(chosen: Sequence[str], selection: Selection, out: Path, complete: bool) -> list[KillMatrix]:
+    """Both rounds, or the one complete one, of all operators together."""
+    if complete:
+        arch, results = _run(chosen, selection, out / "complete", None)
+    else:
+        arch, results = _run(chosen, selection, out / "round-1", Round())
+        alive = tuple(f"{name}/{one}" for name in chosen for one in _alive(name, arch, results))
+        if alive:
+            print(f"round 2, all other cases of {len(alive)} mutants: "
+                  f"{', '.join(alive[:8])}{', ...' if len(alive) > 8 else ''}", flush=True)
+            results += _run(sorted({label.partition("/")[0] for label in alive}), selection, out / "round-2",
+                            Round(survivors=alive))[1]
+    return [_matrix(name, selection, arch, results, complete) for name in chosen]
+
+
+def _here(name: str, arch: str) -> dict[str, Mutant]:
+    """The mutants of kernels for this kind of device."""
+    device = "cpu" if arch == "cpu" else "cuda"
+    return {key: one for key, one in mutants(name).items() if device in one.kernel.devices}
+
+
+def _alive(name: str, arch: str, results: Sequence[Any]) -> list[str]:
+    killed = {result["kernel"] for result in results
+              if result["state"] in FAILING and result["case"].startswith(f"{name}/")}
+    return [key for key in _here(name, arch) if key not in killed]
+
+
+def _matrix(name: str, selection: Selection, arch: str, results: Sequence[Any], complete: bool) -> KillMatrix:
+    known, twins, cases = _here(name, arch), controls(name), selection.cases_of(matrix(name))
+    shown = {key: sum(is_shown(one.kernel, case.params) for case in cases) for key, one in known.items()}
+    found = collect(results, name, (*known, *twins))
+    return matrix_of(found, known, twins, shown, operator=name, arch=arch, tiers=selection.tiers, data=selection.data,
+                     complete=complete, elsewhere=tuple(key for key in mutants(name) if key not in known))
+
+
+def _run(names: Sequence[str], selection: Selection, directory: Path, this: Round | None) -> tuple[str, list[Any]]:
+    """One pytest run over all operators: the architecture, and the results."""
     directory.mkdir(parents=True, exist_ok=True)
     log = directory / "pytest.txt"
-    print(f"{name}: {len(known)} mutants and {len(twins)} controls on {cases} cases; log: {log}", flush=True)
-    started = time.monotonic()
+    print(f"{', '.join(names)}: {sum(len(mutants(name)) for name in names)} mutants; log: {log}", flush=True)
+    told = {} if this is None else {VARIABLE: this.text()}
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     with log.open("w", encoding="utf-8") as file:
-        code = subprocess.run(_command(name, selection, directory), cwd=ROOT, stdout=file, stderr=file, check=False,
-                              env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (
-                                  str(ROOT), os.environ.get("PYTHONPATH"))))}).returncode
+        code = subprocess.run(_command(names, selection, directory), cwd=ROOT, stdout=file, stderr=file, check=False,
+                              env=os.environ | told | {"PYTHONPATH": path}).returncode
     records = sorted(directory.glob("*.jsonl"))
     if code not in (0, 1) or len(records) != 1:
         tail = " / ".join(log.read_text(encoding="utf-8").strip().splitlines()[-3:])
-        raise ConformanceError(f"pytest ended with {code} on the mutants of {name}: {tail}")
-    found = collect(read_results(records[0]), (*known, *twins))
-    result = matrix_of(
-        found, known, twins, _applied(found, known, selection, matrix(name)), operator=name, arch=records[0].stem,
-        tiers=selection.tiers, data=selection.data, seconds=round(time.monotonic() - started, 1),
-    )
-    (directory / "kill-matrix.json").write_text(json.dumps(result.as_json(), indent=1) + "\n", encoding="utf-8")
-    _page(directory)
-    return result
+        raise ConformanceError(f"pytest ended with {code} on the mutants of {', '.join(names)}: {tail}")
+    return records[0].stem, list(read_results(records[0]))
 
 
-def _command(name: str, selection: Selection, directory: Path) -> list[str]:
+def _command(names: Sequence[str], selection: Selection, directory: Path) -> list[str]:
     line = [sys.executable, "-m", "pytest", "-q", "-n", "auto", "-p", "no:cacheprovider", "-p", "no:hypothesispytest",
-            "--operator", name, "--kernels", MUTANTS, "--tier", ",".join(selection.tiers), "--data", selection.data,
+            "--operator", ",".join(names), "--kernels", MUTANTS, "--tier", ",".join(selection.tiers),
+            "--data", selection.data, "--tb=no", "--vacuity", "off",  # ordinary runs prove that cases can fail
             f"--case-timeout={_CASE_SECONDS}", f"--report-dir={directory}"]
     if selection.sizes:
         line += ["--sizes", selection.sizes]
     return [*line, *(["--arch", ",".join(selection.archs)] if selection.archs else [])]
 
 
-def _applied(found: Mapping[str, Killed], known: Mapping[str, Mutant], selection: Selection, of: Matrix
-             ) -> dict[str, str]:
-    """Mutant -> case on which it was seen to differ from its twin: a case that kills it, run again side by side."""
-    import torch
-
-    from conformance.zoo.applied import differs
-
-    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-    sizes = selection.sizes or ("official" if device.type == "cuda" else "reduced")
-    cases = {case.id: case for case in selection.cases_of(of)}
-    proven: dict[str, str] = {}
-    for name, mutant in known.items():
-        twin = controls(of.operator)[mutant.twin]
-        if set(found[name].checks) <= FATAL:  # not to be repeated in this process, and no more is to be shown
-            proven[name] = next((case for case in found[name].cases if case not in found[mutant.twin].cases), "")
-            continue
-        killing = [cases[case] for case in found[name].cases if case in cases]
-        # A fault that depends on chance or on earlier calls shows best where the launch itself repeats calls.
-        killing.sort(key=lambda case: case.get("launch", "plain") == "plain")
-        seen = (case.id for case in killing[:_TRIES] if differs(mutant.kernel, twin, case, sizes, device))
-        proven[name] = next(seen, "")
-    return proven
-
-
-def _page(directory: Path) -> None:
-    """The HTML page; the reports folder is found by name, as pytest's plugin does."""
+def _write(result: KillMatrix, directory: Path) -> None:
+    """JSON and HTML page; the reports folder is found by name, as pytest's plugin does."""
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / "kill-matrix.json"
+    path.write_text(json.dumps(result.as_json(), indent=1) + "\n", encoding="utf-8")
     try:
-        page = importlib.import_module("reports.zoo").write_zoo(directory / "kill-matrix.json")
+        page = str(importlib.import_module("reports.zoo").write_zoo(path))
     except ImportError as error:
-        raise ConformanceError(f"the page cannot be made here: {error} (pip install jinja2)") from None
-    print(f"kill matrix: {directory / 'kill-matrix.json'}\npage: {page}")
+        page = f"cannot be made here: {error} (pip install jinja2)"
+    print(f"kill matrix: {path}\npage: {page}")
 
 
 def _print(result: KillMatrix) -> None:
@@ -126,11 +132,35 @@ def _print(result: KillMatrix) -> None:
             for row in result.rows]
     print_table(("mutant", "fault", "state", "cases", "checks that kill it", "diagnosis", "right", "applied"), rows,
                 f"{result.operator} on {result.arch}, tiers {', '.join(result.tiers)}, data {result.data}, "
-                f"{result.seconds:.0f} s")
+                f"{result.seconds:.0f} s of all processes")
     print_table(("control", "cases", "flagged", "first"),
                 [(name, *facts) for name, facts in result.controls.items()])
     print_table(("check", "mutants killed by it"), result.checks.items())
     if result.idle:
         print(f"checks that kill no mutant: {', '.join(result.idle)}")
-    diagnosed = [row.diagnosed for row in result.rows if row.diagnosed is not None]
-    print(f"diagnosed right: {sum(diagnosed)}/{len(diagnosed)}")
+    if result.elsewhere:
+        print(f"not for this device: {', '.join(result.elsewhere)}")
+    print("diagnosed right: {}/{}".format(*_diagnosed([result])))
+
+
+def _diagnosed(matrices: Sequence[KillMatrix]) -> tuple[int, int]:
+    """(mutants with the right first sentence, those that were diagnosed at all)."""
+    told = [row.diagnosed for one in matrices for row in one.rows if row.diagnosed is not None]
+    return sum(told), len(told)
+
+
+def _print_sums(matrices: Sequence[KillMatrix], seconds: float) -> None:
+    rows = [(one.operator, f"{one.killed}/{len(one.rows)}", "{}/{}".format(*_diagnosed([one])),
+             f"{len(one.flagged)}/{len(one.controls)}", one.executed, one.not_needed, f"{one.seconds:.0f}")
+            for one in matrices]
+    print_table(("operator", "killed", "diagnosed right", "controls flagged", "cases of mutants", "not needed",
+                 "seconds"), rows)
+    if any(one.not_needed for one in matrices):
+        print(f"A killed mutant's cases beyond the first {FEW} were not run: kills are of at least that many. "
+              "--complete runs all.")
+    if flagged := [f"{one.operator}/{name}" for one in matrices for name in one.flagged]:
+        print(f"controls flagged: {', '.join(flagged)}")
+    if unseen := [f"{one.operator}/{row.name}" for one in matrices for row in one.rows if not row.differs_on]:
+        print(f"not seen to differ from their twins: {', '.join(unseen)}")
+    print(f"{seconds:.0f} s")
+    print(f"killed {sum(one.killed for one in matrices)}/{sum(len(one.rows) for one in matrices)}")

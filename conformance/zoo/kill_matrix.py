@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from conformance.errors import ConformanceError
-from conformance.zoo.mutants import Mutant
+from conformance.zoo.mutants import DIFFERS, Mutant
 
 FAILING = frozenset({"fail", "error", "crash", "timeout"})
 # Every kind of failure that a kernel can be given.
@@ -29,9 +29,12 @@ FATAL = frozenset({"crash", "timeout"})  # failures that end the process
 @dataclass
 class Killed:
     """What the records say of one mutant. checks: failures by kind and tier. causes: failures by the key of their
-    diagnosis, over those that have one. cases: those that kill it, in the order of the records."""
+    diagnosis, over those that have one. cases: those that kill it, in the order of the records. differs_on: the first
+    on which it was seen to differ from its twin. seconds: of all its cases."""
 
     executed: int = 0
+    differs_on: str = ""
+    seconds: float = 0.0
     cases: list[str] = field(default_factory=list)
     first_message: str = ""
     reason: str = ""
@@ -56,13 +59,14 @@ def read_results(path: Path) -> Iterable[Mapping[str, Any]]:
         raise ConformanceError(f"{path} has no end line: the run on the mutants was cut short")
 
 
-def collect(results: Iterable[Mapping[str, Any]], names: Iterable[str]) -> dict[str, Killed]:
-    """Per kernel of ``names`` what happened to it."""
+def collect(results: Iterable[Mapping[str, Any]], operator: str, names: Iterable[str]) -> dict[str, Killed]:
+    """Per kernel of ``names``, of one operator, what happened to it."""
     found = {name: Killed() for name in names}
     for result in results:
-        if result["kernel"] not in found:
+        if result["kernel"] not in found or not result["case"].startswith(f"{operator}/"):
             continue
         entry = found[result["kernel"]]
+        entry.seconds += result.get("seconds") or 0.0
         if result["state"] == "not-run":
             entry.reason = entry.reason or result["message"]
             continue
@@ -74,6 +78,8 @@ def collect(results: Iterable[Mapping[str, Any]], names: Iterable[str]) -> dict[
         entry.cases.append(result["case"])
         by_tier = entry.checks.setdefault(result["kind"] or result["state"], Counter())
         by_tier.update(result["tiers"])
+        if not entry.differs_on and (result.get("details") or {}).get(DIFFERS):
+            entry.differs_on = result["case"]
         cause = cause_of(result)
         if cause:
             entry.causes[cause] += 1
@@ -88,8 +94,10 @@ def cause_of(result: Mapping[str, Any]) -> str | None:
 
 @dataclass(frozen=True)
 class Row:
-    """One mutant in the matrix. ``differs_on``: a case on which it gives another result than its twin. ``diagnosed``:
-    the explanation that most of its failures name is an expected one; None where nothing was diagnosed."""
+    """One mutant in the matrix. ``failed`` of the ``executed`` cases kill it; the ``shown`` ones are all that show it,
+    and those left out were not needed to kill it. ``differs_on``: a case on which it gives another result than its
+    twin. ``diagnosed``: the explanation that most of its failures name is an expected one; None where nothing was
+    diagnosed."""
 
     name: str
     fault: str
@@ -98,6 +106,7 @@ class Row:
     killed: bool
     failed: int
     executed: int
+    shown: int
     first: str
     message: str
     checks: dict[str, dict[str, int]]
@@ -111,13 +120,17 @@ class Row:
 @dataclass(frozen=True)
 class KillMatrix:
     """All of it, as written to JSON. ``controls``: name -> (executed, failed, first case that flags it).
-    ``idle``: checks that kill no mutant."""
+    ``idle``: checks that kill no mutant. ``complete``: every mutant was run on every case that shows it; otherwise
+    a killed one's further cases were left out as not needed. ``seconds``: of all cases, of all processes together.
+    ``elsewhere``: mutants of kernels for another kind of device."""
 
     operator: str
     arch: str
     tiers: tuple[str, ...]
     data: str
     seconds: float
+    complete: bool
+    elsewhere: tuple[str, ...]
     rows: tuple[Row, ...]
     controls: dict[str, tuple[int, int, str]]
     checks: dict[str, int]
@@ -140,23 +153,37 @@ class KillMatrix:
     def as_json(self) -> dict[str, Any]:
         return asdict(self) | {"killed": self.killed, "sound": self.sound}
 
+    @property
+    def executed(self) -> int:
+        return sum(row.executed for row in self.rows)
+
+    @property
+    def not_needed(self) -> int:
+        """Cases that would show a mutant and were left out, as it was killed without them."""
+        return 0 if self.complete else sum(row.shown - row.executed for row in self.rows if row.killed)
+
 
 def matrix_of(found: Mapping[str, Killed], mutants: Mapping[str, Mutant], controls: Iterable[str],
-              differs_on: Mapping[str, str], **facts: Any) -> KillMatrix:
-    """Join the records with what is known of each mutant. ``facts``: operator, arch, tiers, data, seconds."""
-    rows = tuple(_row(found[name], known, differs_on.get(name, "")) for name, known in mutants.items())
+              shown: Mapping[str, int], **facts: Any) -> KillMatrix:
+    """Join the records with what is known of each mutant. shown: the number of cases that show it. ``facts``:
+    operator, arch, tiers, data, complete, elsewhere."""
+    rows = tuple(_row(found[name], known, shown[name], found[known.twin]) for name, known in mutants.items())
     totals = Counter(check for row in rows for check in row.checks)
     checks = {check: totals[check] for check in (*CHECKS, *sorted(set(totals) - set(CHECKS)))}
     judged = {name: (found[name].executed, len(found[name].cases), found[name].first) for name in controls}
     idle = tuple(check for check, count in checks.items() if not count)
-    return KillMatrix(rows=rows, controls=judged, checks=checks, idle=idle, **facts)
+    seconds = round(sum(entry.seconds for entry in found.values()), 1)
+    return KillMatrix(rows=rows, controls=judged, checks=checks, idle=idle, seconds=seconds, **facts)
 
 
-def _row(entry: Killed, known: Mutant, differs_on: str) -> Row:
+def _row(entry: Killed, known: Mutant, shown: int, twin: Killed) -> Row:
+    differs_on = entry.differs_on
+    if entry.checks and set(entry.checks) <= FATAL:  # not to be repeated, and no more is to be shown: its twin passes
+        differs_on = next((case for case in entry.cases if case not in twin.cases), "")
     causes = dict(entry.causes.most_common())
     diagnosed = next(iter(causes)) in known.diagnosis if causes else None
     return Row(
         known.name, known.fault, known.wrong, known.twin, bool(entry.cases), len(entry.cases), entry.executed,
-        entry.first, entry.first_message, {kind: dict(tiers) for kind, tiers in entry.checks.items()},
+        shown, entry.first, entry.first_message, {kind: dict(tiers) for kind, tiers in entry.checks.items()},
         known.diagnosis, causes, diagnosed, differs_on, "" if entry.executed else entry.reason,
     )

@@ -16,6 +16,7 @@ FAULTS = (
     "SENTINEL", "EMPTY", "STALE", "TAIL", "OVERFLOW", "LAYOUT", "MAP", "NONFINITE", "SCALE", "CASTROUND", "ROUTING",
     "SEMANTIC", "PRECISION", "RACE", "STATE", "CONFIG",
 )
+DIFFERS = "differs"  # in a result's details: whether the mutant was seen to differ from its twin on this case
 Shown = Callable[[Mapping[str, str]], bool]
 _MUTANTS: dict[tuple[str, str], Mutant] = {}
 _CONTROLS: dict[tuple[str, str], Kernel] = {}
@@ -73,9 +74,23 @@ def _show(record: Kernel, shown_on: Shown | None) -> None:
         _SHOWN[record.operator, record.module + record.name] = shown_on
 
 
+def is_mutant(kernel: Kernel) -> bool:
+    known = _MUTANTS.get((kernel.operator, kernel.name))
+    return known is not None and known.kernel is kernel
+
+
+def is_control(kernel: Kernel) -> bool:
+    return _CONTROLS.get((kernel.operator, kernel.name)) is kernel
+
+
+def twin_of(kernel: Kernel) -> Kernel | None:
+    """The unmutated twin of a mutant, None for every other kernel."""
+    return _CONTROLS[kernel.operator, _MUTANTS[kernel.operator, kernel.name].twin] if is_mutant(kernel) else None
+
+
 def is_shown(kernel: Kernel, params: Mapping[str, str]) -> bool:
-    """Whether a case with these parameters is planned for a kernel: all are, but of mutants and their twins only those
-    that show something. What is wrong in one dtype is wrong in the others, and hundreds of mutants are many."""
+    """Whether a case with these parameters may be planned for a kernel: all may, but of mutants and their twins only
+    those that show something. What is wrong in one dtype is wrong in the others, and hundreds of mutants are many."""
     shown_on = _SHOWN.get((kernel.operator, kernel.module + kernel.name))
     return shown_on is None or shown_on(params)
 

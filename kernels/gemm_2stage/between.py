@@ -24,7 +24,7 @@ def requantise(out1: Tensor, x: Tensor, smooth2: Tensor | None, local: Tensor, r
     if x.dtype in (torch.float16, torch.bfloat16):
         return out1.to(x.dtype), None
     value = out1.float()
-    if smooth2 is not None:
+    if smooth2 is not None and len(smooth2):  # it has no rows where no expert is local
         value = value * smooth2[local.clamp(min=0).flatten()]
     largest = 127.0 if x.dtype == torch.int8 else torch.finfo(x.dtype).max
     scale = value.abs().amax(dim=1) / largest

@@ -17,7 +17,7 @@ from torch import Tensor
 from references.moe_gemm_2stage import dtypes, fp8, mx
 from references.moe_gemm_2stage.bounds import Arithmetic, Bounded
 from references.moe_gemm_2stage.dtypes import Mode
-from references.moe_gemm_2stage.operands import FP8_TARGETS, Operand
+from references.moe_gemm_2stage.operands import FP8_TARGETS, Operand, smooth_factors
 from references.moe_gemm_2stage.quantise import TARGETS, Target
 from references.moe_gemm_2stage.rounding import round_out
 from references.moe_gemm_2stage.stages import Routes, combine_atomic, combine_reduce, stage1, stage2
@@ -48,7 +48,7 @@ def _stored(out1: Bounded, mode: Mode, routes: Routes, smooth2: Tensor | None, e
     if mode.slot_major:
         if smooth2 is None:
             raise ValueError(f"{mode.name} needs smooth2")
-        factor = smooth2[routes.ids.clamp(min=0).long()]
+        factor = smooth_factors(smooth2, routes.ids)
         out1 = out1.through(lambda value: value * factor)
     if mode.activation == "f16":
         return Operand(out1.value.float(), error=out1.error)

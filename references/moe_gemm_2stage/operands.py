@@ -81,8 +81,14 @@ def microscaled(value: Tensor, element: mx.Element, rule: str) -> Operand:
 def smoothed(value: Tensor, smooth: Tensor, ids: Tensor) -> Tensor:
     """int8smooth: fp32 rows [T, 1 or k, K] times the factor of each slot's expert, smooth fp32 [E, K]: [T, k, K].
     Slots without an expert (id -1) keep factor 1."""
-    factor = smooth[ids.clamp(min=0).long()]
-    return value * torch.where((ids >= 0)[..., None], factor, 1.0)
+    return value * torch.where((ids >= 0)[..., None], smooth_factors(smooth, ids), 1.0)
+
+
+def smooth_factors(smooth: Tensor, ids: Tensor) -> Tensor:
+    """Rows [T, k, K] of smooth [E, K]: of slots without an expert any row, and 1 where no expert is here at all."""
+    if not len(smooth):
+        return torch.ones((*ids.shape, smooth.shape[1]), dtype=smooth.dtype, device=smooth.device)
+    return smooth[ids.clamp(min=0).long()]
 
 
 def per_slot(operand: Operand, topk: int) -> Operand:

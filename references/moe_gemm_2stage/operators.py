@@ -63,4 +63,5 @@ def declare(name: str, about: str) -> Operator:
         output=output, inputs=inputs, reference=reference, memory=memory, cost=cost,
         policies=_POLICIES | weight | (_CHAIN if name == "moe_gemm_2stage" else {}),
         budget=_BUDGET + _ENDS[name], published=PUBLISHED[name], faults=FAULTS,
+        another_expert="next-expert",
     )

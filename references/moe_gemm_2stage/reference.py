@@ -170,7 +170,7 @@ def golden_sums(of: Decoded) -> Tensor:
         value = golden.stage1(of.rows, of.w1, of.routes, "f16").float()
         given = of.call.arguments
         if given["smooth2"] is not None:
-            value = value * given["smooth2"][of.routes.ids.clamp(min=0).long()]
+            value = value * operands.smooth_factors(given["smooth2"], of.routes.ids)
         rows = operands.activation(value, of.mode, _encoding(of.call), **operands.named_rule(of.mode, given["rule"]))
     return golden.scaled_sums(rows, of.w2, of.routes)
 

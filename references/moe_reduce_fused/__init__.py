@@ -58,6 +58,7 @@ OPERATOR = Operator(
     },
     budget="n u S / (1 - n u) + half an ULP of the output format; n = valid slots + 2, u = 2^-24, S = sum |terms|",
     faults=FAULTS,
+    another_expert="slot-0-everywhere",
     workloads={
         "deepseek_v3_decode": (512, 8, 7168),
         "deepseek_v3_prefill": (4096, 8, 7168),

@@ -71,4 +71,5 @@ OPERATOR = Operator(
         "tiny": (32, 2, 256),
     },
     faults=FAULTS,
+    another_expert="slot-0-everywhere",
 )

@@ -34,6 +34,7 @@ OPERATOR = Operator(
     cost=cost,
     outputs=OUTPUTS,
     faulty_outputs=FAULTS,
+    another_expert="next-block",
     policies={
         "order": "of the routes in one expert's run any, its padding included, each weight beside its id. A kernel "
         "that promises 'bit-exact' is stable: by token, then the padding.",

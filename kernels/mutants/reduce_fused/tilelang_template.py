@@ -103,7 +103,7 @@ def build(places: Places, spec: Spec) -> Any:
                                 scale = scale * weights[token, (slot + places.weight_offset + of.topk) % of.topk]
                     if has_x_sf != 0:
                         for _ in T.unroll(places.x_sf_power):
-                            scale = scale * x_sf[token if places.x_sf_by_token else row]
+                            scale = scale * x_sf[token % x.shape[0] if places.x_sf_by_token else row]
                     for i in T.serial(span):
                         value = dialect.widen(spec.source, x[row, (chunk + places.chunk_shift) % of.chunks, i])
                         acc[i] = _rounded(dialect, places, dialect.fma(value, scale, acc[i]))

@@ -38,7 +38,7 @@ def _when(condition: Callable[[dict[str, Any]], bool], otherwise: Callable[[Tens
 def _empty(given: dict[str, Any], result: Tensor) -> Tensor:
     """Mask [T] of tokens that a valid_mask leaves without a slot."""
     mask = given["valid_mask"]
-    return torch.zeros(len(result), dtype=torch.bool) if mask is None else (mask == 0).all(dim=1)
+    return result.new_zeros(len(result), dtype=torch.bool) if mask is None else (mask == 0).all(dim=1)
 
 
 _stored("last_row_unwritten", "STALE", "The last token is not written.", "unwritten",
