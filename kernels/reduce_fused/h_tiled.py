@@ -1,7 +1,7 @@
 """h_tiled: one block per (token, tile of the hidden axis), rows of later slots loaded ahead.
 
 Dtypes of x and out, look-ahead and tile are compiled in, on GPUs also which of weights, x_sf and sf are given; tokens,
-slots and hidden size are known at the call only. The 1152 official cases run 8 specialisations on the C target and 72
+slots and hidden size are known at the call only. The 1152 official cases run 8 specialisations on the C target and 48
 on sm_90.
 """
 # No "from __future__ import annotations" here: TileLang reads the annotations of a traced function as values.
@@ -46,9 +46,9 @@ def specialise(arch: Arch, topk: int, hidden: int, source: str, result: str, giv
         ahead = int(forced.get("ahead", 4 if topk >= 4 else 1))
         return Spec("h_tiled", "c", source, result, block, 1, ahead, fp8=fp8)
     tuning, span = tuning_of(arch.name), 16 // BYTES[source]
-    block = _divisor(int(forced.get("block_h", span * tuning.threads * tuning.vectors)), hidden)
-    vectors, least = int(forced.get("vectors", tuning.vectors)), 32 if "vectors" in forced else tuning.threads
-    vectors = vectors if block >= span * vectors * least else 1
+    block = _divisor(int(forced.get("block_h", tuning.block)), hidden)
+    vectors = int(forced.get("vectors", block // (span * tuning.threads))) or 1
+    vectors = vectors if block >= span * vectors * 32 else 1
     ahead = int(forced.get("ahead", tuning.ahead_of(topk)))
     return Spec("h_tiled", arch.language, source, result, span, block // (span * vectors), ahead, given, fp8, vectors)
 
