@@ -24,6 +24,7 @@ from conformance.result import Settings
 from conformance.verdict import golden_fraction
 from kernels.gemm_2stage import per_expert as per_expert_module
 from kernels.gemm_2stage import unpack
+from references.moe_gemm_2stage import cases
 from references.moe_gemm_2stage.rounding import bf16_half_away
 from references.moe_gemm_2stage.sorting import sentinel
 from references.moe_gemm_2stage.storage import STORED
@@ -394,3 +395,13 @@ def test_a_kernel_may_declare_that_some_cases_do_not_repeat() -> None:
     for repeatable, state in ((True, "fail"), (lambda params: params["mode"] != "atomic", "pass")):
         kernel = Kernel("drifting", "moe_gemm2", drifting, "within-budget", repeatable=repeatable, parameters=names)
         assert Judge(Settings()).run(case, kernel).state == state
+
+
+@pytest.mark.parametrize(("params", "drawn"), [
+    ("mode:atomic-out:f32-mask:no-data:exact", "coded"), ("mode:reduce-out:f16-mask:no-data:exact", "coded"),
+    ("mode:atomic-out:bf16-mask:no-data:exact", "real"),  # no integers make sums exact that are kept in bf16
+    ("mode:atomic-out:bf16-mask:no-data:coded", "coded"), ("mode:atomic-out:f32-mask:no", "real"),
+])
+def test_exact_data_where_sums_can_be_exact(params: str, drawn: str) -> None:
+    case = parse_case(f"moe_gemm2/F/tokens:9-hidden:64-inter:64-experts:4-topk:3-bm:16-in:int8-{params}")
+    assert cases.data_of(case) == drawn
