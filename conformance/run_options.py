@@ -47,7 +47,5 @@ def checked(get: Callable[[str], Any]) -> tuple[float, str, int | None]:
     vacuity: str = get("conformance_vacuity")
     if vacuity not in VACUITY:
         raise unknown_name(f"value of {VACUITY_FLAG}", vacuity, VACUITY)
-    if get("conformance_bench") and get("conformance_resume"):
-        raise ConformanceError(f"{BENCH}: a case is timed in the run that finds it right; leave out {RESUME}")
     limit = get("conformance_memory_limit")
     return seconds, vacuity, None if limit is None else parse_bytes(MEMORY, limit)

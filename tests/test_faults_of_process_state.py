@@ -106,7 +106,7 @@ RAISERS = {
     "requires": ("lambda: None, requires=lambda device: 1 / 0", "error", "raised ZeroDivisionError"),
     "prepare": ("lambda: None, prepare=lambda params, device: sys.exit(4)", "pass", ""),
     "missing": ("lambda: None, requires=lambda device: 'no such library'", "not-run", "no such library"),
-    "no_text": ("lambda: throw(NoText())", "error", "no text"),
+    "no_text": ("lambda: throw(NoText())", "error", "without a text: its __str__ raised ValueError"),
     "odd_text": ("lambda: throw(ValueError('\\udc80 \\x00 \\x1b[31m'))", "error", "\\udc80 \\x00 \\x1b[31m"),
     "long_text": ("lambda: throw(ValueError('x' * 5_000_000))", "error", "characters ..."),
     "exits": ("lambda: sys.exit(5)", "error", "raised SystemExit: 5"),

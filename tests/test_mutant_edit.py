@@ -59,6 +59,8 @@ def test_modules_that_import_an_edited_one_are_executed_on_it():
 
 def test_a_fresh_process_finds_an_edited_kernel_by_its_module():
     code = ("import conformance.registry as r; "
-            "print([k.name for k in r.kernels('moe_gemm1', ['kernels.mutants.gemm_2stage.no_silu.per_expert'])])")
+            "of = {k.name: k for k in r.kernels('moe_gemm1', ['kernels.mutants.gemm_2stage.semantics'])}; "
+            "print(of['no_silu'].module, of['no_silu'].function.__module__)")
     out = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert out.stdout.strip() == "['no_silu']"
+    assert out.stdout.split() == ["kernels.mutants.gemm_2stage.semantics",
+                                  "kernels.mutants.gemm_2stage.no_silu.per_expert"]

@@ -21,6 +21,7 @@ from conformance.verdict import judge
 
 Array = NDArray[Any]
 GROUP = 32
+MICROSCALED = ("fp4", "a8w4", "a16w4")
 
 
 def array(tensor: torch.Tensor | None) -> Any:
@@ -208,11 +209,13 @@ FORMULATIONS: dict[str, Callable[[dict[str, Any], Call], Any]] = {
 
 
 def cases(name: str) -> list[Case]:
-    """Small edge cases with finite data, one of each family and input dtype."""
+    """Small edge cases with finite data, one of each family and input dtype. Microscaled ones are left out: what their
+    bytes and scales mean is told by addresses in closed form in test_moe_gemm_microscaled."""
     of, found = matrix(name), {}
     for case in of.cases("edge"):
         small = case.number("tokens") <= 64 if "tokens" in case.params else False
         usual = case.get("data", "real") in ("real", "exact", "coded", "zero_rows") and "poison" not in case.params
+        usual = usual and case.get("in", "") not in MICROSCALED
         if small and usual and not of.devices(case) and int(case.get("hidden", "0")) <= 512:
             found.setdefault((case.family, case.get("in", ""), case.get("mode", "")), case)
     return list(found.values())[:: 1 if name == "moe_sorting" else 2]

@@ -109,7 +109,8 @@ def test_both_ways_of_measuring_agree(name: str, source: str, target: str, monke
         figures = {"budget_fraction": slow.budget_fraction, "max_error": slow.max_error, "message": slow.message}
         assert repr(dataclasses.replace(fast, **figures)) == repr(slow)  # as text: NaN is not equal to itself
         # Rounding the exact value to fp32 hides 2**-24 of it, which shows most beside the half ULP of fp16.
-        near = 2.0 ** (FORMATS[target].precision - 22) if target != "fp32" else 1e-5
+        # Budgets of "low" numbers are themselves subnormal in fp32.
+        near = 2.0 ** (FORMATS[target].precision - 22) if target != "fp32" else 1e-4 if name == "low" else 1e-5
         half_subnormal = 0.02 if target == "fp32" and name in ("zeros", "negative_zeros") else 0.0
         if slow.budget_fraction is not None:
             assert fast.budget_fraction == pytest.approx(slow.budget_fraction, rel=near, abs=half_subnormal)
