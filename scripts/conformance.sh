@@ -2,7 +2,7 @@
 # Runs the conformance matrices on every kernel that can run here: `pytest -n auto "$@"`, in an environment that is
 # made on the first run. Ends with pytest's exit status (0: all pass, 1: failures), or 10 when it cannot be set up.
 #
-#   bash scripts/conformance.sh                        official, smoke and edge tiers, every kernel
+#   bash scripts/conformance.sh                        every operator's default tiers, every kernel
 #   bash scripts/conformance.sh -m smoke               the covering subset, for pull requests
 #   bash scripts/conformance.sh --tier full            see README for all options
 set -euo pipefail
