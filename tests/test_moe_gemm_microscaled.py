@@ -353,9 +353,20 @@ def test_e4m3_rows_are_read_as_ocp() -> None:
 @every_operator
 def test_edge_families_have_the_new_dtypes_and_some_smoke(name: str) -> None:
     edge = [case for case in matrix(name).cases("edge") if case.get("in") in DTYPES]
-    assert {case.get("in") for case in edge} == set(DTYPES) and len(edge) <= 40
+    assert {case.get("in") for case in edge} == set(DTYPES) and len(edge) <= 56
     smoke = [case for case in edge if "smoke" in case.tiers]
     assert {case.get("in") for case in smoke} == set(DTYPES) and len(smoke) <= 6
     families = {case.family for case in edge}
     assert {"F17-microscaled", "F21-scales"} <= families
     assert arch("gfx950").fact("fp4") is True
+
+
+@every_operator
+def test_edge_families_of_the_new_dtypes_have_slots_tokens_blocks_and_routes_that_change(name: str) -> None:
+    """A slot read in two bits, a token in five, scale columns beyond the first eight of stage 2: all passed before."""
+    found = [case for case in matrix(name).cases("edge") if case.family == "F11-microscaled"]
+    assert {case.get("in") for case in found} == set(DTYPES)
+    assert {case.number("topk") for case in found} == {1, 4, 9}
+    assert {case.number("tokens") for case in found} == {0, 1, 2, 33, 65}
+    assert {case.number("inter") for case in found} == {64, 320}
+    assert {case.get("in") for case in found if case.get("launch") == "redraw"} == set(DTYPES)

@@ -40,9 +40,18 @@ def cpu_edge_cases() -> list[Case]:
 def test_tiers_have_the_declared_numbers_of_cases() -> None:
     of = matrix(NAME)
     counts = {tier: len(of.cases(tier)) for tier in of.tier_names}
-    assert counts == {"official": 240, "smoke": 36, "masks": 96, "models": 64, "edge": 303}
+    assert counts == {"official": 240, "smoke": 36, "masks": 96, "models": 64, "edge": 306}
     assert len(of.plan(("smoke", "edge"))) - len(of.cases("edge")) == 36
     assert {case.get("mask") for case in of.cases("official")} == {"none", "half"}
+
+
+def test_the_last_of_1024_experts_has_routes() -> None:
+    """With one slot of 50 tokens it had none, and a kernel that numbers it 1022 passed."""
+    last = [case for case in cpu_edge_cases() if case.family == "F13-last-expert"]
+    assert [case.number("experts") for case in last] == [256, 512, 1024]
+    for case in last:
+        ids = operator(NAME).inputs(case, "reduced", torch.device("cpu"), Shared()).arguments["topk_ids"]
+        assert int((ids == case.number("experts") - 1).sum()) > 0
 
 
 @pytest.mark.parametrize(("mask", "routes", "blocks"), [(None, 4, 3), ([1, 0, 1, 1], 3, 2)])

@@ -57,6 +57,15 @@ def test_modules_that_import_an_edited_one_are_executed_on_it():
     assert names["requantise"].__module__ == "kernels.gemm_2stage.between"  # not edited, nor on an edited one
 
 
+def test_a_module_that_is_imported_as_a_whole_is_the_edited_one():
+    """``from package import module``: what was edited had no effect then, and the mutant was its twin."""
+    modules = tuple(f"kernels.gemm_2stage.{name}" for name in ("microscaled", "per_expert"))
+    found = edited("kernels.mutants.of_the_edit_test", "whole", modules, {modules[0]: (("pair >> 4)", "pair & 15)"),)})
+    used = found["moe_gemm2"].function.__globals__["microscaled"]
+    assert used.__name__ == "kernels.mutants.of_the_edit_test.whole.microscaled"
+    assert used.fp4_numbers(torch.tensor([0x21], dtype=torch.uint8)).tolist() == [0.5, 0.5]
+
+
 def test_a_fresh_process_finds_an_edited_kernel_by_its_module():
     code = ("import conformance.registry as r; "
             "of = {k.name: k for k in r.kernels('moe_gemm1', ['kernels.mutants.gemm_2stage.semantics'])}; "

@@ -56,6 +56,8 @@ def edited(package: str, name: str, modules: Sequence[str], edits: Mapping[str, 
         text = _changed(original, name, edits.get(original, ()))
         for known, copy in moved.items():
             text = text.replace(f"from {known} import", f"from {copy} import")
+            package_of, _, short = known.rpartition(".")
+            text = text.replace(f"from {package_of} import {short}\n", f"from {package}.{name} import {short}\n")
         if edits.get(original) or any(copy in text for copy in moved.values()) or original == modules[-1]:
             moved[original] = f"{package}.{name}.{original.rpartition('.')[2]}"
             module = _executed(moved[original], text.replace(_REGISTERS, _CAPTURES))
