@@ -1,7 +1,9 @@
 """How h_tiled is cut into thread blocks, by architecture, from measurements.
 
-Measured on one H200 by the protocol of `benchmarks/kernel_configs.py` over 27 workloads of 2, 6, 8 and 9 slots, hidden
-sizes 2048 to 7168, 27 to 803 MB, in bf16, fp32 and to e4m3. Bandwidth relative to the best configuration of each:
+Measured on one H200 over 27 workloads of 2, 6, 8 and 9 slots, hidden sizes 2048 to 7168, 27 to 803 MB, in bf16, fp32
+and to e4m3: median device time of 24 launches, by CUPTI, with L2 full of clean lines before each.
+`benchmarks/kernel_configs.py` compares configurations by the lane's whole protocol. Bandwidth relative to the best
+configuration of each workload:
 
     threads x vectors, slots ahead        geometric mean   lowest
     64 x 2, 4 or 3 or 2 that divide topk       0.99          0.97
