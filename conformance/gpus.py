@@ -19,13 +19,17 @@ if TYPE_CHECKING:
 _WORKERS = 4  # per GPU, with -n auto
 
 
+def cores() -> int:
+    """Processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def workers_for(devices: Iterable[str], memory_limit: int | None = None) -> int:
     """``-n auto``: all cores on the CPU, or as many as ``memory_limit`` leaves room for; on GPUs a few processes each,
     which admission keeps within memory."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if "cuda" not in devices:
-        return cores if memory_limit is None else min(cores, workers_within(memory_limit))
-    return max(1, min(cores, _WORKERS * max(1, len(visible_gpus()))))
+        return cores() if memory_limit is None else min(cores(), workers_within(memory_limit))
+    return max(1, min(cores(), _WORKERS * max(1, len(visible_gpus()))))
 
 
 def bind_gpu(index: int) -> int:

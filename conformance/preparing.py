@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TypeVar
 
-from conformance.arch import Arch
 from conformance.case import Case
 from conformance.environment import ABSENT
+from conformance.gpus import cores
 from conformance.isolation import named
 from conformance.kernel import Kernel
+from conformance.registry import arch as table
 from conformance.run import LANES, Run
 
 T = TypeVar("T")
@@ -43,7 +43,7 @@ def prepare(run: Run, work: Iterable[tuple[Case, Kernel, str | None]]) -> None:
         todo.setdefault(signature, (kernel, case, device))
     entries = list(todo.values())
     run.ahead.expect(len(entries))
-    threads = max(1, (os.cpu_count() or 1) // count) if "cuda" in run.archs.values() else 1
+    threads = max(1, cores() // count) if "cuda" in run.archs.values() else 1
     for done in _prepared(run, _rotated(entries, index * len(entries) // count), threads):
         for _ in range(done):
             run.ahead.step()
@@ -63,16 +63,9 @@ def _configuration(kernel: Kernel, case: Case, name: str) -> str:
     if kernel.route is None:
         return " ".join(str(case.get(key)) for key in ("in", "out", "weights", "xsf", "hidden"))
     try:
-        return kernel.route(case.params, _arch(name)).config
+        return kernel.route(case.params, table(name)).config
     except (Exception, SystemExit):  # a refusal, or what the case itself reports
         return ""
-
-
-@functools.cache
-def _arch(name: str) -> Arch:
-    from conformance.registry import arch
-
-    return arch(name)
 
 
 def _prepared(run: Run, entries: Sequence[tuple[Kernel, Case, str]], threads: int) -> Iterator[int]:

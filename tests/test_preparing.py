@@ -33,7 +33,7 @@ def run_of(archs: Mapping[str, str], worker: tuple[int, int] = (0, 1)) -> Any:
 
 
 def test_threads_prepare_together_and_failures_stay_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.cpu_count", lambda: 3)
+    monkeypatch.setattr(preparing, "cores", lambda: 3)
     together, seen = threading.Barrier(3, timeout=30), []
 
     def prepare(params: Mapping[str, str], device: str) -> None:
@@ -54,7 +54,7 @@ def test_threads_prepare_together_and_failures_stay_theirs(monkeypatch: pytest.M
 
 
 def test_one_thread_where_workers_have_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    monkeypatch.setattr(preparing, "cores", lambda: 8)
     threads = set()
 
     def prepare(params: Mapping[str, str], device: str) -> None:
