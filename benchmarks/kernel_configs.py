@@ -36,7 +36,7 @@ from conformance.judge import Judge  # noqa: E402
 from conformance.kernel import Kernel  # noqa: E402
 from conformance.matrix import Matrix  # noqa: E402
 from conformance.registry import kernels, matrices, operator  # noqa: E402
-from conformance.restore import torch_settings_kept  # noqa: E402
+from conformance.torch_settings import torch_settings_kept  # noqa: E402
 from conformance.result import Settings  # noqa: E402
 from reports.bench import spelling  # noqa: E402
 

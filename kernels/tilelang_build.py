@@ -4,8 +4,9 @@ TileLang keeps compiled kernels under ``TILELANG_CACHE_DIR`` (default ~/.tilelan
 program, target, backend, flags and version; it publishes an entry with one rename and checks it against a manifest
 of hashes before loading, so a truncated entry is rebuilt. Added here: an in-process table; a file lock per
 specialisation, so that workers do not compile the same kernel at the same time (the operating system releases it
-when its holder dies); the compiler's and processor's identity in the key, because ``-march=native`` code must not
-travel to another machine through a shared home directory; and one clear exception.
+when its holder dies); a note of what was compiled, so that compiling ahead neither traces nor loads it again; the
+compiler's and processor's identity in the key, because ``-march=native`` code must not travel to another machine
+through a shared home directory; and one clear exception.
 
 tilelang is imported on first use: importing this module costs nothing.
 """
@@ -16,6 +17,7 @@ import contextlib
 import functools
 import hashlib
 import importlib.util
+import inspect
 import logging
 import os
 import platform
@@ -27,8 +29,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from conformance.disk_cache import hold
-from conformance.environment import arch_name
+from conformance.disk_cache import hold, keep, kept
+from conformance.environment import arch_name, version
 
 BACKEND_VARIABLE = "CONFORMANCE_TILELANG_BACKEND"
 BACKENDS = ("auto", "tvm_ffi", "nvrtc", "cython")
@@ -73,19 +75,24 @@ def load(label: str, target: str, trace: Callable[[], Any], wait: bool = True, p
 
     label: names kernel and specialisation, unique per traced program. target: "c", or "cuda" or "hip" (the current
     device's architecture). trace: builds the TileLang program; called only when the kernel is not in memory. passes:
-    settings of TileLang's passes, always the same ones for a label. With ``wait`` false the answer is None if another
-    process is compiling this kernel at the moment. Raises KernelBuildError.
+    settings of TileLang's passes, always the same ones for a label. With ``wait`` false this compiles ahead: the answer
+    is None if another process is compiling the kernel at the moment, or if it was compiled before, from the same
+    sources; it is loaded when a call needs it. Raises KernelBuildError.
     """
     where = target if target == "c" else f"{target} {gpu_arch()}"
     kernel = _ready.get((label, where))
     if kernel is not None:
         return kernel
+    note = _note(label, target, where, trace)
+    if not wait and kept(note) is not None:
+        return None
     with hold(cache_dir() / "conformance-locks", f"{label} {where}", wait) as held:
         if not held:
             return None
         kernel = _ready.get((label, where))
         if kernel is None:
             kernel = _ready[label, where] = _compile(label, target, where, trace, passes)
+            keep(note, label)
         return kernel
 
 
@@ -155,6 +162,30 @@ def _remove_intermediates(kernel: Any) -> None:
         for path in (generator.srcpath, generator.libpath):
             with contextlib.suppress(OSError):
                 os.unlink(path)
+
+
+def _note(label: str, target: str, where: str, trace: Callable[[], Any]) -> Path:
+    """The file that says that a program was compiled from the sources and by the tools of today. If what it speaks of
+    has been deleted from TileLang's cache since, the first call compiles it."""
+    facts = [label, where, backend(target), _toolchain(target), _sources(_file_of(trace)), version("tilelang") or ""]
+    return cache_dir() / "conformance-made" / hashlib.sha256("\n".join(facts).encode()).hexdigest()[:32]
+
+
+def _file_of(trace: Callable[[], Any]) -> str | None:
+    with contextlib.suppress(TypeError):  # an object that can be called has no file
+        return inspect.getsourcefile(getattr(trace, "func", trace))
+    return None
+
+
+@functools.cache
+def _sources(tracer: str | None) -> str:
+    """A digest of the kernels here, and of the file that traces a program if that is another."""
+    files = {*Path(__file__).parent.rglob("*.py"), *([Path(tracer)] if tracer else [])}
+    digest = hashlib.sha256()
+    for file in sorted(files):
+        with contextlib.suppress(OSError):
+            digest.update(file.read_bytes())
+    return digest.hexdigest()
 
 
 @functools.cache

@@ -39,7 +39,7 @@ def trace():
 
 kernel = tilelang_build.load("double[64]", "c", trace, wait="--no-wait" not in sys.argv)
 if kernel is None:
-    print("busy")
+    print("nothing loaded")
 else:
     a, b = torch.arange(64).float(), torch.zeros(64)
     kernel(a, b)
@@ -116,7 +116,7 @@ def test_a_killed_worker_blocks_nobody(workshop: Workshop) -> None:
     while not workshop.compilations and time.monotonic() < deadline:
         time.sleep(0.05)
     assert workshop.compilations == 1
-    assert workshop.run("--no-wait") == ("busy\n", "")
+    assert workshop.run("--no-wait") == ("nothing loaded\n", "")
     os.killpg(victim.pid, signal.SIGKILL)
     victim.communicate()
     workshop.compiler(pause=0)
@@ -143,7 +143,8 @@ def test_a_trace_error_is_named_too() -> None:
         tilelang_build.load("bad[1]", "c", trace)
 
 
-def test_loading_again_traces_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loading_again_traces_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILELANG_CACHE_DIR", str(tmp_path))
     calls = []
 
     def compile_once(label: str, target: str, *_: object) -> str:
@@ -237,3 +238,14 @@ def test_importing_the_kernels_imports_neither_tilelang_nor_torch() -> None:
     code = "import sys, kernels.reduce_fused; print({'tilelang', 'torch', 'tvm'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.stdout == "set()\n", done.stderr
+
+
+@needs_compiler
+def test_what_was_compiled_before_is_not_compiled_ahead_again(workshop: Workshop) -> None:
+    """Nor loaded: a run that needs few of its programs would load all of them. A call still loads it."""
+    assert workshop.run("--no-wait") == ("right\n", "")
+    assert workshop.run("--no-wait") == ("nothing loaded\n", "")
+    assert workshop.run() == ("right\n", "") and workshop.compilations == 1
+    child = workshop.folder / "child.py"
+    child.write_text(child.read_text().replace("a[i] * 2.0", "a[i] + a[i]"))  # other sources: another program, perhaps
+    assert workshop.run("--no-wait") == ("right\n", "") and workshop.compilations == 2
