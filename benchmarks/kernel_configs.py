@@ -36,8 +36,8 @@ from conformance.judge import Judge  # noqa: E402
 from conformance.kernel import Kernel  # noqa: E402
 from conformance.matrix import Matrix  # noqa: E402
 from conformance.registry import kernels, matrices, operator  # noqa: E402
-from conformance.torch_settings import torch_settings_kept  # noqa: E402
 from conformance.result import Settings  # noqa: E402
+from conformance.torch_settings import torch_settings_kept  # noqa: E402
 from reports.bench import spelling  # noqa: E402
 
 
@@ -85,10 +85,10 @@ def compare(judge: Judge, lane: Lane, kernel: Kernel, cases: Sequence[Case], con
             rows.append((case.name, one.config,
                          f"{spelling.seconds(one.seconds)} ±{spelling.percent(one.spread)}", f"{one.behind:.3f}x",
                          spelling.percent(of.of_copy), spelling.percent(of.of_copy_at_size)))
-    of = lane.protocol
+    protocol = lane.protocol
     print_table(("case", "configuration", "time", "behind", "of copy", "of copy alike"), rows,
                 f"{kernel.name} on {lane.settings.arch}, {lane.settings.sizes} sizes, {lane.clock.name} "
-                f"{lane.clock.note}, flush {of.flush}, copies at {spelling.per_second(lane.ceilings.copy().best, 'B')}")
+                f"{lane.clock.note}, flush {protocol.flush}, copies at {spelling.per_second(lane.ceilings.copy().best, 'B')}")
     print_table(("configuration", "cases", "fastest in", "behind (geometric mean)", "at most", "of copy, at least"),
                 [(config, len(found), sum(one.behind == 1 for one in found),
                   f"{geometric_mean(one.behind for one in found):.3f}x", f"{max(one.behind for one in found):.3f}x",
