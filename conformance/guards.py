@@ -41,9 +41,12 @@ class GuardedOutput:
 
     def overrun(self, which: int) -> str | None:
         """Where the kernel wrote outside its output since ``poison(which)``, or None."""
-        for side, band in (("before", self.storage[:BAND]), ("after", self.storage[-BAND:])):
-            touched = (band != _band(band.device)).nonzero().flatten()
-            if len(touched):
+        whole = _band(self.storage.device)
+        bands = {"before": self.storage[:BAND] != whole, "after": self.storage[-BAND:] != whole}
+        if bool(torch.cat([*bands.values()]).any()):  # the device is waited for once
+            for side, touched in ((side, changed.nonzero().flatten()) for side, changed in bands.items()):
+                if not len(touched):
+                    continue
                 offset = int(touched[-1]) - BAND if side == "before" else int(touched[0])
                 return f"{len(touched)} bytes changed {side} the output (nearest at byte offset {offset})"
         inside = len(self.storage) - 2 * BAND

@@ -5,6 +5,7 @@ Quickly in fp32, in few passes over memory, as far as that settles it; the rest 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,7 +62,8 @@ def _measure(result: Tensor, golden: Tensor, rows: OracleRows, tally: Tally, pub
 
 def _unsettled(result: Tensor, rows: OracleRows, tally: Tally, published: float) -> Tensor | None:
     """Places [n, dimensions] of the elements of which fp32 cannot tell that they keep budget and tolerance; None where
-    it can of all. What is settled is added to ``tally``.
+    it can of all. What is settled is added to ``tally``; where something is not, the largest fraction is among that, or
+    as near to it as fp32 can tell.
 
     The half ULP is taken at the exact value itself, which is never more than the budget's. The tolerance follows
     from the budget where the arithmetic error is small: half an ULP is below tolerance times value in every format.
@@ -83,8 +85,11 @@ def _unsettled(result: Tensor, rows: OracleRows, tally: Tally, published: float)
     largest = _largest(error)
     fractions = error.div_(budget)
     worst = torch.stack([largest, _largest(fractions), _largest(rows.error)]).tolist()
-    if worst[1] < 1 - margin and worst[2] < published / 2:
-        tally.fraction, tally.error = max(tally.fraction, worst[1]), max(tally.error, worst[0])
+    if math.isfinite(worst[1]) and worst[2] < published / 2:  # and so are errors and budgets
+        tally.error = max(tally.error, worst[0])
+        if worst[1] >= 1 - margin:
+            return (fractions.abs_() >= 1 - margin).nonzero()
+        tally.fraction = max(tally.fraction, worst[1])
         return None
     settled = (fractions.abs_() < 1 - margin) & (rows.error < published / 2)
     fractions.mul_(settled).nan_to_num_(nan=0.0)

@@ -197,10 +197,12 @@ def _poison(
 
     def set_poison(which: int) -> None:
         known = which < len(_POISON)  # of the third one each row has its own
-        if not stands(x, which):
-            x[changing] = _POISON[which] if known else (changing % 61 + 3).to(x.dtype)[:, None]
-        if x_sf is not None and not stands(x_sf, which):
-            x_sf[unused] = _POISON[which] if known else (unused % 61 + 3).float()
+        for tensor, rows in ((x, changing), *([(x_sf, unused)] if x_sf is not None else [])):
+            if not stands(tensor, which):
+                if known:
+                    tensor.index_fill_(0, rows, _POISON[which])  # waits for no device, unlike an assignment
+                else:
+                    tensor[rows] = (rows % 61 + 3).to(tensor.dtype).view(-1, *[1] * (tensor.dim() - 1))
         if padding is not None and weights is not None and not stands(weights, which):
             weights.masked_fill_(padding, _POISON[which] if known else 5.0)
 
