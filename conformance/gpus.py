@@ -24,12 +24,13 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def workers_for(devices: Iterable[str], memory_limit: int | None = None) -> int:
+def workers_for(devices: Iterable[str], memory_limit: int | None = None, timing: bool = False) -> int:
     """``-n auto``: all cores on the CPU, or as many as ``memory_limit`` leaves room for; on GPUs a few processes each,
-    which admission keeps within memory."""
+    which admission keeps within memory. With ``timing`` one each: more would wait for their turns, and each would
+    measure the ceilings of the card for itself."""
     if "cuda" not in devices:
         return cores() if memory_limit is None else min(cores(), workers_within(memory_limit))
-    return max(1, min(cores(), _WORKERS * max(1, len(visible_gpus()))))
+    return max(1, min(cores(), (1 if timing else _WORKERS) * max(1, len(visible_gpus()))))
 
 
 def bind_gpu(index: int) -> int:

@@ -57,7 +57,8 @@ class XdistHooks:
         """xdist asks before pytest_configure. What is wrong with the options is told there."""
         try:
             devices = chosen_archs(options.select(config.getoption).archs).values()
-            return workers_for(devices, run_options.checked(config.getoption)[2])
+            return workers_for(devices, run_options.checked(config.getoption)[2],
+                               config.getoption("conformance_bench"))
         except ConformanceError:
             return None
 

@@ -14,6 +14,7 @@ import torch
 from engine_samples import sample, subject
 from suite_runs import run_kernels
 
+from conformance import gpus
 from conformance.admitted import Gate, out_of_memory
 from conformance.errors import ConformanceError
 from conformance.gpus import workers_for
@@ -71,6 +72,13 @@ def test_workers_are_as_many_as_the_limit_has_room_for() -> None:
     assert [workers_within(size * GB) for size in (0, 1, 2, 4)] == [1, 1, 3, 7]
     assert workers_for(["cpu"], GB) == 1
     assert workers_for(["cpu"]) >= workers_for(["cpu"], 64 * GB) >= 1
+
+
+def test_where_kernels_are_timed_each_gpu_has_one_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpus, "cores", lambda: 64)
+    for names, plain, timing in (("0", 4, 1), ("0,2", 8, 2), ("GPU-a,GPU-b,GPU-c", 12, 3)):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", names)
+        assert (workers_for(["cuda"]), workers_for(["cuda"], timing=True)) == (plain, timing)
 
 
 # ---- runs -----------------------------------------------------------------------------------------------------------
