@@ -53,9 +53,12 @@ class CrashLog:
         signal.signal(signal.SIGINT, self._on_interrupt)
 
     def give_up(self, reason: str) -> None:
-        """End this worker: its GPU context is lost, so the cases that follow must run in a fresh process."""
+        """End this worker: its GPU context is lost, so the cases that follow must run in a fresh process. Of what CUDA
+        says the first line is the reason."""
         if self._in_worker:
-            os.write(self._file, f"{_CONTEXT_LOST}{reason}\n".encode("utf-8", "backslashreplace"))
+            first, *more = reason.splitlines()
+            text = "\n".join((f"{first} (the GPU context is lost; later cases run in a fresh worker)", *more))
+            os.write(self._file, f"{_CONTEXT_LOST}{text}\n".encode("utf-8", "backslashreplace"))
             os._exit(70)
 
 

@@ -109,7 +109,7 @@ class Run:
             found = self._timed(timed, case, kernel, judge.settings)
         if found.state != "pass":
             if judge.lost_context(found):
-                self.crash_log.give_up(f"{found.message} (the GPU context is lost; later cases run in a fresh worker)")
+                self.crash_log.give_up(found.message)
             judge.forget()
         return found, timing
 
@@ -121,7 +121,7 @@ class Run:
         judge, gate = self._judge(arch), self._gate(arch)
         meant = why_not_meant(case, table(arch), judge.settings.device) is None  # else nothing will be made for it
         for attempt in (1, 2):
-            if meant and (attempt > 1 or not judge.holds(case)):
+            if meant and not judge.lost and (attempt > 1 or not judge.holds(case)):
                 judge.forget()
                 if timer := self._timers.get(arch):
                     timer.forget()
@@ -134,7 +134,8 @@ class Run:
                 break
             result = gate.explained(result) if attempt > 1 else result
         if judge.lost:
-            self.crash_log.give_up(f"{result.message} (the GPU context is lost; later cases run in a fresh worker)")
+            self.crash_log.give_up(result.message)
+            return result
         return gate.told(result, case)
 
     def _judged(self, judge: Judge, case: Case, kernel: Kernel) -> Result:

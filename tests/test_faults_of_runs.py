@@ -168,3 +168,45 @@ def test_a_worker_that_comes_later_finds_the_project_where_the_first_did(tmp_pat
     ran = Ran(done.returncode, done.stdout, tmp_path / "out")
     assert ran.code == 1
     assert ran.end["counts"] == {"pass": 3, "crash": 1}
+
+
+# A GPU whose context a kernel ends, without a GPU: nothing of it works from then on, in that process.
+LOST = """
+from conformance.admitted import Gate
+from conformance.judge import Judge
+
+ended, enter = [], Gate.enter
+CUDA = "CUDA error: an illegal memory access was encountered\\nSearch for its number.\\n"
+
+def ends():
+    ended.append(1)
+    raise RuntimeError(CUDA)
+
+def refuses(gate, *arguments, **more):
+    if ended:
+        raise RuntimeError(CUDA)
+    return enter(gate, *arguments, **more)
+
+Judge._context_works = lambda judge: not ended
+Gate.enter = refuses
+add("ends", ends, lambda weights, dtype: weights is not None and dtype.endswith("float32"))
+"""
+
+
+@pytest.mark.parametrize("workers", ["2", "0"])
+def test_a_lost_context_costs_its_culprit(tmp_path: Path, workers: str) -> None:
+    """In a fresh process the others are run again; where there is none they are not run, and no admission fails."""
+    ran = run_kernels(tmp_path, LOST, "-n", workers)
+    (bad,) = [result for result in ran.results if result["state"] not in ("pass", "not-run")]
+    assert (bad["case"], bad["kernel"]) == (CASES[0], "ends") and ran.code == 1
+    first = "raised RuntimeError: CUDA error: an illegal memory access was encountered"
+    states = [result["state"] for result in ran.results]
+    if workers == "0":
+        assert bad["state"] == "error" and first in bad["message"]
+        at = states.index("error")
+        assert set(states[:at]) <= {"pass"} and set(states[at + 1 :]) == {"not-run"}
+        assert all("the GPU context was lost by" in result["message"] for result in ran.results[at + 1 :])
+    else:
+        assert bad["state"] == "crash" and bad["message"].endswith(
+            f"{first} (the GPU context is lost; later cases run in a fresh worker)")
+        assert states.count("pass") == len(states) - 1

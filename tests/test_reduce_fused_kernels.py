@@ -181,7 +181,8 @@ def test_a_fixed_presence_of_arguments_gives_the_same_bits(kernel: Kernel) -> No
             else per_token.specialise("c", "fp32", "fp32"))
     x, positions, weights, _, _ = case(2, 4, 5, 512, "fp32")
     out = torch.empty(4, 512)
-    launch(dataclasses.replace(spec, presence="100"), module.build, x, positions, weights, None, None, out)
+    more = [3] if kernel is EXACT[0] else []  # tokens of a block
+    launch(dataclasses.replace(spec, presence="100"), module.build, x, positions, weights, None, None, out, *more)
     assert_same(out.numpy().view(np.uint32), oracle(x, positions, weights, None, None, "fp32"), "fp32")
 
 
@@ -420,14 +421,38 @@ def test_tiles_are_those_that_were_measured_and_safe_ones_elsewhere() -> None:
         spec = h_tiled.specialise(arch(name), topk, hidden, source, source, config=config)
         return spec.threads, spec.vectors, spec.ahead
 
-    assert cut("sm_90", 8, 7168, "bf16") == (64, 1, 4) and cut("sm_90", 6, 2560, "bf16") == (64, 1, 3)
-    assert cut("sm_90", 9, 2560, "fp32") == (64, 2, 3) and cut("sm_90", 2, 256, "bf16") == (32, 1, 2)
-    assert cut("sm_90", 7, 7168, "fp16") == (64, 1, 4) and cut("sm_90", 1, 7168, "fp16")[2] == 1
+    assert cut("sm_90", 8, 7168, "bf16") == (32, 2, 4) and cut("sm_90", 6, 2560, "bf16") == (32, 2, 3)
+    assert cut("sm_90", 9, 2560, "fp32") == (32, 2, 3) and cut("sm_90", 2, 256, "bf16") == (32, 1, 2)
+    assert cut("sm_90", 7, 7168, "fp16") == (32, 2, 4) and cut("sm_90", 1, 7168, "fp16")[2] == 1
     assert cut("sm_80", 6, 7168, "bf16") == (128, 1, 2) and cut("sm_80", 9, 2560, "bf16") == (64, 1, 4)
     assert cut("sm_80", 6, 7168, "bf16", "vectors:2-ahead:1") == (64, 2, 1)
     assert cut("sm_90", 6, 7168, "bf16", "block_h:1024") == (64, 2, 3)
+    held = {name: h_tiled.specialise(arch(name), 8, 7168, "bf16", "bf16") for name in ("sm_90", "sm_80", "gfx942")}
+    assert [spec.threads * spec.resident for spec in held.values()] == [1024, 0, 0]
     given = {h_tiled.specialise(arch("sm_90"), 8, 7168, "bf16", "e4m3", flags).presence for flags in ("101", "000")}
     assert given == {"101", "000"} and h_tiled.specialise(arch("cpu"), 8, 7168, "bf16", "e4m3").presence == "runtime"
+
+
+def test_blocks_take_several_tokens_where_there_are_many_and_fit_into_a_grid() -> None:
+    def each(name: str, tokens: int, config: str | None = None, block: int = 512) -> int:
+        return h_tiled.tokens_of(arch(name), tokens, 7168, block, config, multiprocessors=132)
+
+    assert [each("sm_90", tokens) for tokens in (1, 512, 4096, 9000, 31_000)] == [1, 1, 1, 3, 8]
+    assert each("sm_80", 31_000) == 1 and each("sm_80", 200_000) == 4  # 65535 blocks along that axis
+    assert each("sm_90", 31_000, "tokens:3") == 3 and each("sm_90", 1_000_000, "tokens:1") == 16
+
+
+@needs_tilelang
+@pytest.mark.parametrize("each", ["1", "3", "16"])
+def test_tokens_of_a_block_follow_one_another(each: str) -> None:
+    """Positions are loaded for the next group of slots or the next token, also past tokens of padding slots only."""
+    x, positions, weights, x_sf, _ = case(7, 11, 6, 512, "fp32")
+    positions[[1, 2, 5, 10]] = -1
+    positions[3, :3], positions[4, 3:] = -1, -1
+    out = torch.empty(11, 512)
+    given = {"x": x, "token_topk_to_pos": positions, "topk_weights": weights, "x_sf": x_sf, "sf": None}
+    h_tiled.h_tiled.run(given, out, f"tokens:{each}")
+    assert_same(out.numpy().view(np.uint32), oracle(x, positions, weights, x_sf, None, "fp32"), "fp32")
 
 
 def test_configs_are_parsed_strictly() -> None:

@@ -4,7 +4,7 @@ is and needs; and which of them an architecture has the matrix instruction and t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from conformance.arch import Arch
@@ -74,7 +74,10 @@ class Tiled(Spec):
 
     @property
     def tile(self) -> Tile:
-        return _TILES[self.size]
+        tile = _TILES[self.size]
+        # Group scales of stage 2, one step after the other: 711 us instead of 789 (H200, shape L).
+        wider = self.size == LARGE and self.grouped and self.stage == 2 and not self.overlapped
+        return replace(tile, threads=256) if wider else tile
 
     @property
     def factor(self) -> str:

@@ -1,4 +1,4 @@
-"""h_tiled: one block per (token, tile of the hidden axis), rows of later slots loaded ahead.
+"""h_tiled: one block per (some tokens, tile of the hidden axis), rows of later slots loaded ahead.
 
 Dtypes of x and out, look-ahead and tile are compiled in, on GPUs also which of weights, x_sf and sf are given; tokens,
 slots and hidden size are known at the call only. The 1152 official cases run 8 specialisations on the C target and 48
@@ -16,19 +16,22 @@ from conformance.arch import Arch
 from conformance.route import Lowered, Route
 from kernels import tilelang_build, tilelang_lower
 from kernels.dialect import BYTES, arch_here, form_of, fp8_of, options, target_of
-from kernels.reduce_fused.launch import launch
+from kernels.reduce_fused.launch import launch, multiprocessors
 from kernels.reduce_fused.launch import prepare as prepare_spec
-from kernels.reduce_fused.template import Spec, parameters, reduce_chunk
+from kernels.reduce_fused.template import Spec, parameters, reduce_tokens
 from kernels.reduce_fused.tuning import tuning_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 OPTIONS = {
-    "block_h": ("256", "512", "1024"), "vectors": ("1", "2"), "ahead": ("1", "3", "4"), "fp8": ("native", "bits"),
+    "block_h": ("256", "512", "1024"), "vectors": ("1", "2"), "ahead": ("1", "3", "4"), "tokens": ("1", "3", "16"),
+    "fp8": ("native", "bits"),
 }
 CONFIGS = tuple(f"{name}:{value}" for name, values in OPTIONS.items() for value in values)
 _C_BLOCK = 512  # only has to fit the first-level cache, and divides every hidden size of the official matrix
+_C_TOKENS = 4
+_MOST_BLOCKS = 65535  # along the second axis of a grid, on every GPU
 
 
 def specialise(arch: Arch, topk: int, hidden: int, source: str, result: str, given: str = "000",
@@ -46,11 +49,20 @@ def specialise(arch: Arch, topk: int, hidden: int, source: str, result: str, giv
         ahead = int(forced.get("ahead", 4 if topk >= 4 else 1))
         return Spec("h_tiled", "c", source, result, block, 1, ahead, fp8=fp8)
     tuning, span = tuning_of(arch.name), 16 // BYTES[source]
-    block = _divisor(int(forced.get("block_h", tuning.block)), hidden)
-    vectors = int(forced.get("vectors", block // (span * tuning.threads))) or 1
+    block = _divisor(int(forced.get("block_h", span * tuning.threads * tuning.vectors)), hidden)
+    vectors = int(forced.get("vectors", tuning.vectors))
     vectors = vectors if block >= span * vectors * 32 else 1
+    threads = block // (span * vectors)
     ahead = int(forced.get("ahead", tuning.ahead_of(topk)))
-    return Spec("h_tiled", arch.language, source, result, span, block // (span * vectors), ahead, given, fp8, vectors)
+    return Spec("h_tiled", arch.language, source, result, span, threads, ahead, given, fp8, vectors,
+                tuning.resident // threads)
+
+
+def tokens_of(arch: Arch, tokens: int, hidden: int, block: int, config: str | None, multiprocessors: int) -> int:
+    """Tokens that a block takes: what ``config`` forces, else what the tuning says; more where the grid has no room."""
+    wanted = (_C_TOKENS if arch.language == "c" else
+              tuning_of(arch.name).tokens_of(tokens * (hidden // block), multiprocessors))
+    return max(int(options(config, OPTIONS).get("tokens", wanted)), -(-tokens // _MOST_BLOCKS))
 
 
 def _divisor(block: int, hidden: int) -> int:
@@ -63,15 +75,17 @@ def build(spec: Spec) -> Any:
     """The TileLang program of one specialisation."""
     import tilelang.language as T
 
-    dialect, chunk_of_token, of = spec.dialect, reduce_chunk(spec), parameters(spec)
+    dialect, reduce, of = spec.dialect, reduce_tokens(spec), parameters(spec)
 
     @T.prim_func
     def h_tiled(x: of.x, positions: of.positions, weights: of.weights, x_sf: of.x_sf, sf: of.sf,
-                out: of.out, has_weights: T.int32, has_x_sf: T.int32, has_sf: T.int32):
+                out: of.out, has_weights: T.int32, has_x_sf: T.int32, has_sf: T.int32, each: T.int32):
         chunks = spec.threads * spec.vectors
-        with dialect.launch(of.tokens, of.chunks // chunks, threads=spec.threads) as (token, tile):
-            chunk_of_token(x, positions, weights, x_sf, sf, out, token, tile * chunks + dialect.thread(), of.topk,
-                           has_weights, has_x_sf, has_sf)
+        with dialect.launch(of.chunks // chunks, T.ceildiv(of.tokens, each), threads=spec.threads) as (tile, block):
+            if spec.resident:
+                T.annotate_min_blocks_per_sm(spec.resident)
+            reduce(x, positions, weights, x_sf, sf, out, block * each, T.min(each, of.tokens - block * each),
+                   tile * chunks + dialect.thread(), of.topk, has_weights, has_x_sf, has_sf)
 
     return h_tiled
 
@@ -107,6 +121,7 @@ def h_tiled(x: "Tensor", token_topk_to_pos: "Tensor", *, topk_weights: "Tensor |
             x_sf: "Tensor | None" = None, sf: "Tensor | None" = None, out: "Tensor", config: str | None = None) -> None:
     """Fill ``out`` [T, H]; arguments follow the operator's contract, contiguous."""
     given = "".join(str(int(one is not None)) for one in (topk_weights, x_sf, sf))
-    spec = specialise(arch_here(target_of(x.device.type)), token_topk_to_pos.shape[1], x.shape[1], form_of(x),
-                      form_of(out), given, config)
-    launch(spec, build, x, token_topk_to_pos, topk_weights, x_sf, sf, out)
+    arch, (tokens, topk), hidden = arch_here(target_of(x.device.type)), token_topk_to_pos.shape, x.shape[1]
+    spec = specialise(arch, topk, hidden, form_of(x), form_of(out), given, config)
+    each = tokens_of(arch, tokens, hidden, spec.block, config, multiprocessors(x.device))
+    launch(spec, build, x, token_topk_to_pos, topk_weights, x_sf, sf, out, each)

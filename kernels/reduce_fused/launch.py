@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -12,6 +13,7 @@ from kernels import tilelang_build
 from kernels.reduce_fused.template import Spec
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 
@@ -21,8 +23,9 @@ def prepare(spec: Spec, build: Callable[[Spec], Any]) -> None:
 
 
 def launch(spec: Spec, build: Callable[[Spec], Any], x: Tensor, positions: Tensor, weights: Tensor | None,
-           x_sf: Tensor | None, sf: Tensor | None, out: Tensor) -> None:
-    """Run ``spec`` on contiguous tensors that follow the operator's contract. No tokens: nothing is launched.
+           x_sf: Tensor | None, sf: Tensor | None, out: Tensor, *numbers: int) -> None:
+    """Run ``spec`` on contiguous tensors that follow the operator's contract; ``numbers`` are what a kernel takes
+    besides. No tokens: nothing is launched.
 
     Nothing is allocated and nothing waits for the device, so the launch can be captured in a CUDA graph.
     """
@@ -48,8 +51,16 @@ def launch(spec: Spec, build: Callable[[Spec], Any], x: Tensor, positions: Tenso
             unread[0] if x_sf is None else x_sf,
             unread[0] if sf is None else sf,
             _stored(out, spec.result, spec),
-            int(weights is not None), int(x_sf is not None), int(sf is not None),
+            int(weights is not None), int(x_sf is not None), int(sf is not None), *numbers,
         )
+
+
+@functools.cache
+def multiprocessors(device: torch.device) -> int:
+    """Of a GPU; 1 for the CPU."""
+    import torch
+
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
 def _stored(tensor: Tensor, form: str, spec: Spec) -> Tensor:

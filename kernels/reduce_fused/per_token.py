@@ -1,4 +1,4 @@
-"""per_token: one block per token that loops over the hidden axis. The baseline: no tiling to choose, nothing ahead.
+"""per_token: one block per token that loops over the hidden axis. The baseline: no tiling to choose, no row ahead.
 
 The 1152 official cases run 4 specialisations, one for each pair of dtypes.
 """
@@ -16,7 +16,7 @@ from kernels import tilelang_build, tilelang_lower
 from kernels.dialect import BYTES, form_of, fp8_here, fp8_of, target_of
 from kernels.reduce_fused.launch import launch
 from kernels.reduce_fused.launch import prepare as prepare_spec
-from kernels.reduce_fused.template import Spec, parameters, reduce_chunk
+from kernels.reduce_fused.template import Spec, parameters, reduce_tokens
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,7 +33,7 @@ def build(spec: Spec) -> Any:
     """The TileLang program of one specialisation."""
     import tilelang.language as T
 
-    dialect, chunk_of_token, of = spec.dialect, reduce_chunk(spec), parameters(spec)
+    dialect, tokens, of = spec.dialect, reduce_tokens(spec), parameters(spec)
 
     @T.prim_func
     def per_token(x: of.x, positions: of.positions, weights: of.weights, x_sf: of.x_sf, sf: of.sf,
@@ -42,8 +42,8 @@ def build(spec: Spec) -> Any:
             for step in T.serial(T.ceildiv(of.chunks, spec.threads)):
                 chunk = step * spec.threads + dialect.thread()
                 if chunk < of.chunks:
-                    chunk_of_token(x, positions, weights, x_sf, sf, out, token, chunk, of.topk,
-                                   has_weights, has_x_sf, has_sf)
+                    tokens(x, positions, weights, x_sf, sf, out, token, 1, chunk, of.topk,
+                           has_weights, has_x_sf, has_sf)
 
     return per_token
 

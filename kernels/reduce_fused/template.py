@@ -1,4 +1,4 @@
-"""The one TileLang template of the reduce_fused kernels: a tile of one token, for all four variants."""
+"""The one TileLang template of the reduce_fused kernels: a tile of some tokens, for all four variants."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ class Spec:
     block, each with ``vectors`` of them, so that a block covers ``span * threads * vectors`` elements of the hidden
     axis. ahead: slots whose positions, scales and rows are loaded before the first of them is used. presence: "runtime"
     when the kernel is told at each call which of weights, x_sf and sf are given, else their fixed presence as "101".
-    fp8: how e4m3 is converted, "native" or "bits".
+    fp8: how e4m3 is converted, "native" or "bits". resident: thread blocks that a multiprocessor must have registers
+    for, 0 = what the compiler likes.
     """
 
     kernel: str
@@ -30,6 +31,7 @@ class Spec:
     presence: str = "runtime"
     fp8: str = "native"
     vectors: int = 1
+    resident: int = 0
 
     @property
     def path(self) -> str:
@@ -75,13 +77,14 @@ def parameters(spec: Spec) -> Any:
     )
 
 
-def reduce_chunk(spec: Spec) -> Any:
-    """The macro that computes a thread's elements of one token: ``(tensors..., token, chunk, topk, flags...)``.
+def reduce_tokens(spec: Spec) -> Any:
+    """The macro that computes a thread's elements of ``count`` tokens from ``first`` on: ``(tensors..., first, count,
+    chunk, topk, flags...)``.
 
     ``chunk`` is that of its first vector; the others lie ``threads`` chunks apart each. Slots are taken in ascending
-    order, in groups of ``ahead``: first every position and weight of the group, then every row and row scale, then the
-    chain of fused multiply-adds. A slot with a negative position is skipped by branch: neither its weight nor any row
-    is read. ``flags`` (weights, x_sf, sf are given) are integers.
+    order, in groups of ``ahead``: first every weight of the group, then every row and row scale, then the positions of
+    the next group or token, then the chain of fused multiply-adds. A slot with a negative position is skipped by
+    branch: neither its weight nor any row is read. ``flags`` (weights, x_sf, sf are given) are integers.
     """
     import tilelang.language as T
 
@@ -90,50 +93,62 @@ def reduce_chunk(spec: Spec) -> Any:
     raw_dtype = dialect.dtype(spec.source)
 
     @T.macro
-    def macro(x, positions, weights, x_sf, sf, out, token, chunk, topk, has_weights, has_x_sf, has_sf):
+    def fetch(positions, token, slot, topk, into):
+        for g in T.unroll(ahead):
+            into[g] = -1
+            if slot + g < topk:
+                into[g] = positions[token, slot + g]
+
+    @T.macro
+    def macro(x, positions, weights, x_sf, sf, out, first, count, chunk, topk, has_weights, has_x_sf, has_sf):
         weighted = spec.given(0, has_weights)
         scaled = spec.given(1, has_x_sf)
         rescaled = spec.given(2, has_sf)
         acc = T.alloc_local((vectors, span), "float32")
         raw = T.alloc_local((ahead, vectors, span), raw_dtype)
         row = T.alloc_local((ahead,), "int32")
+        next_row = T.alloc_local((ahead,), "int32")
         scale = T.alloc_local((ahead,), "float32")
         row_scale = T.alloc_local((ahead,), "float32")
         seen = T.alloc_var("int32")
-        seen = 0
-        for v in T.unroll(vectors):
-            for i in dialect.vector(span):
-                acc[v, i] = 0.0
-        for group in T.serial(T.ceildiv(topk, ahead)):
-            for g in T.unroll(ahead):
-                row[g] = -1
-                scale[g] = 1.0
-                row_scale[g] = 1.0
-                if group * ahead + g < topk:
-                    row[g] = positions[token, group * ahead + g]
-                if weighted and row[g] >= 0:
-                    scale[g] = weights[token, group * ahead + g]
-            for g in T.unroll(ahead):
-                if row[g] >= 0:
-                    for v in T.unroll(vectors):
-                        for i in dialect.vector(span):
-                            raw[g, v, i] = x[row[g], chunk + v * apart, i]
-                    if scaled:
-                        row_scale[g] = x_sf[row[g]]
-            for g in T.unroll(ahead):
-                if row[g] >= 0:
-                    seen = 1
-                    # One fp32 product; a factor that is not given is 1, which changes no bit.
-                    scale[g] = scale[g] * row_scale[g]
-                    for v in T.unroll(vectors):
-                        for i in dialect.lanes(span):
-                            acc[v, i] = dialect.fma(dialect.widen(spec.source, raw[g, v, i]), scale[g], acc[v, i])
-        if rescaled and seen != 0:  # a token without valid slots stays +0, also under a negative sf
+        fetch(positions, first, 0, topk, next_row)
+        for step in T.serial(count):
+            seen = 0
             for v in T.unroll(vectors):
-                for i in dialect.lanes(span):
-                    acc[v, i] = acc[v, i] * sf[0]
-        for v in T.unroll(vectors):
-            for i in dialect.vector(span):
-                out[token, chunk + v * apart, i] = dialect.narrow(spec.result, acc[v, i])
+                for i in dialect.vector(span):
+                    acc[v, i] = 0.0
+            for group in T.serial(T.ceildiv(topk, ahead)):
+                for g in T.unroll(ahead):
+                    row[g] = next_row[g]
+                    scale[g] = 1.0
+                    row_scale[g] = 1.0
+                    if weighted and row[g] >= 0:
+                        scale[g] = weights[first + step, group * ahead + g]
+                for g in T.unroll(ahead):
+                    if row[g] >= 0:
+                        for v in T.unroll(vectors):
+                            for i in dialect.vector(span):
+                                raw[g, v, i] = x[row[g], chunk + v * apart, i]
+                        if scaled:
+                            row_scale[g] = x_sf[row[g]]
+                if (group + 1) * ahead < topk:
+                    fetch(positions, first + step, (group + 1) * ahead, topk, next_row)
+                elif step + 1 < count:
+                    fetch(positions, first + step + 1, 0, topk, next_row)
+                for g in T.unroll(ahead):
+                    if row[g] >= 0:
+                        seen = 1
+                        # One fp32 product; a factor that is not given is 1, which changes no bit.
+                        scale[g] = scale[g] * row_scale[g]
+                        for v in T.unroll(vectors):
+                            for i in dialect.lanes(span):
+                                acc[v, i] = dialect.fma(dialect.widen(spec.source, raw[g, v, i]), scale[g], acc[v, i])
+            if rescaled and seen != 0:  # a token without valid slots stays +0, also under a negative sf
+                for v in T.unroll(vectors):
+                    for i in dialect.lanes(span):
+                        acc[v, i] = acc[v, i] * sf[0]
+            for v in T.unroll(vectors):
+                for i in dialect.vector(span):
+                    out[first + step, chunk + v * apart, i] = dialect.narrow(spec.result, acc[v, i])
 
     return macro

@@ -1,22 +1,23 @@
 """How h_tiled is cut into thread blocks, by architecture, from measurements.
 
-Measured on one H200 over 27 workloads of 2, 6, 8 and 9 slots, hidden sizes 2048 to 7168, 27 to 803 MB, in bf16, fp32
-and to e4m3: median device time of 24 launches, by CUPTI, with L2 full of clean lines before each.
-`benchmarks/kernel_configs.py` compares configurations by the lane's whole protocol. Bandwidth relative to the best
-configuration of each workload:
+Measured on one H200: median device time of 10 launches, by CUPTI, with L2 full of clean lines before each, for bf16,
+bf16 to e4m3 and fp32. "sparse": topk 6, hidden size 7168, routed to one of 8 and of 64 ranks, so that most slots are
+padding (474 to 1349 MB); "dense": 4096 and 512 tokens of 8 slots, all valid (62 to 1057 MB). Bandwidth relative to the
+best of all, geometric mean and lowest:
 
-    threads x vectors, slots ahead        geometric mean   lowest
-    64 x 2, 4 or 3 or 2 that divide topk       0.99          0.97
-    64 x 1, the same                           0.98          0.91    chosen for 16 bits: one tile for every hidden size
-    128 x 2, the same                          0.98          0.96
-    128 x 1, 4                                 0.94          0.85
-    128 x 1, as many as there are              0.95          0.88
-    128 x 1, 4, presence known at run time     0.90          0.80
+    blocks run along the    threads x vectors, tokens, resident     sparse        dense
+    hidden axis first       32 x 2, up to 8, 1024                   0.99 0.98     (0.99 0.97 with 1 token)    chosen
+    hidden axis first       32 x 4, up to 8                         0.98 0.97
+    hidden axis first       32 x 2, up to 8                         0.84 0.81     0.99 0.97
+    hidden axis first       64 x 2, 1                                             0.99 0.97
+    tokens first            64 x 2, 1                               0.75 0.71     0.99 0.98
+    tokens first            64 x 1, 1                               0.64 0.57     0.98 0.97
 
-The chosen one moves 4.07 TB/s at 66 MB and 4.35 TB/s at 529 MB (bf16), 4.35 to 4.44 TB/s in fp32 (64 x 2) from 200 MB
-on; copies move 4.29 TB/s at 1 GB and 4.43 at 128 MB. The compiled-in presence of weights and scales counts most: its
-branches keep loads from being issued together. Each further tile size is another 24 programs for the official matrix,
-which cost more to load than 1 % of bandwidth is worth to a suite.
+Where few slots are valid a block has little to load, and waits for positions before it knows what. So a block takes
+several tokens, and loads the positions of the next one while rows are on their way; registers for 1024 threads on each
+multiprocessor keep enough of them on their way; and blocks side by side work on the same rows of x and of the output.
+The compiled-in presence of weights and scales counts as much: its branches keep loads from being issued together.
+`benchmarks/kernel_configs.py` compares configurations by the lane's whole protocol.
 """
 
 from __future__ import annotations
@@ -26,21 +27,29 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Tuning:
-    """block: elements of a row for a thread block. threads: of a thread block at most; each holds as many 16-byte
-    vectors as it takes. ahead: slots that may be loaded before the first is used, the most wanted first; the first
-    that divides topk is taken."""
+    """threads: of a thread block. vectors: of 16 bytes that each thread holds of a row. ahead: slots that may be loaded
+    before the first is used, the most wanted first; the first that divides topk is taken. tokens: that a block takes
+    one after the other, at most. resident: threads that a multiprocessor must have registers for, 0 = what the compiler
+    likes."""
 
-    block: int
     threads: int
+    vectors: int
     ahead: tuple[int, ...]
+    tokens: int = 1
+    resident: int = 0
 
     def ahead_of(self, topk: int) -> int:
         """Slots loaded ahead for ``topk`` slots; where nothing divides it, as many as may be."""
         return next((count for count in self.ahead if topk % count == 0), min(topk, self.ahead[0]) or 1)
 
+    def tokens_of(self, blocks: int, multiprocessors: int) -> int:
+        """Tokens of a block where there would be ``blocks`` with one each: as many as leave each of the
+        ``multiprocessors`` 256 blocks, which is 8 or more times what it holds at once."""
+        return max(1, min(self.tokens, blocks // (256 * multiprocessors)))
 
-SAFE = Tuning(block=1024, threads=128, ahead=(4, 2))
-_MEASURED = {"sm_90": Tuning(block=512, threads=64, ahead=(4, 3, 2))}
+
+SAFE = Tuning(threads=128, vectors=1, ahead=(4, 2))
+_MEASURED = {"sm_90": Tuning(threads=32, vectors=2, ahead=(4, 3, 2), tokens=8, resident=1024)}
 
 
 def tuning_of(arch: str) -> Tuning:
