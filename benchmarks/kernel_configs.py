@@ -88,7 +88,8 @@ def compare(judge: Judge, lane: Lane, kernel: Kernel, cases: Sequence[Case], con
     protocol = lane.protocol
     print_table(("case", "configuration", "time", "behind", "of copy", "of copy alike"), rows,
                 f"{kernel.name} on {lane.settings.arch}, {lane.settings.sizes} sizes, {lane.clock.name} "
-                f"{lane.clock.note}, flush {protocol.flush}, copies at {spelling.per_second(lane.ceilings.copy().best, 'B')}")
+                f"{lane.clock.note}, flush {protocol.flush}, "
+                f"copies at {spelling.per_second(lane.ceilings.copy().best, 'B')}")
     print_table(("configuration", "cases", "fastest in", "behind (geometric mean)", "at most", "of copy, at least"),
                 [(config, len(found), sum(one.behind == 1 for one in found),
                   f"{geometric_mean(one.behind for one in found):.3f}x", f"{max(one.behind for one in found):.3f}x",
