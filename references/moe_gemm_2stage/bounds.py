@@ -22,6 +22,9 @@ from references.moe_gemm_2stage.rounding import OUTPUTS
 
 LAMBDA = 6.0
 U = 2.0**-24  # unit roundoff of fp32
+# Of an fp32 quotient, however it is spelled: a / b; a (1 / b) with a reciprocal that is off by an ULP (2 U), and U for
+# the product; or the fast division of GPUs, which is off by 2 ULPs (CUDA C++ programming guide, __fdividef).
+DIVISION = 4 * U
 _TINY = 2.0**-149
 _EXACT_INTEGERS = 2.0**24
 

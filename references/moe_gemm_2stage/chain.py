@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from references.moe_gemm_2stage import dtypes, fp8, mx
-from references.moe_gemm_2stage.bounds import Arithmetic, Bounded
+from references.moe_gemm_2stage.bounds import DIVISION, Arithmetic, Bounded
 from references.moe_gemm_2stage.dtypes import Mode
 from references.moe_gemm_2stage.operands import FP8_TARGETS, Operand, smooth_factors
 from references.moe_gemm_2stage.quantise import TARGETS, Target
@@ -77,7 +77,7 @@ def chain(rows: Operand, w1: Operand, w2: Operand, routes: Routes, mode: Mode, c
 
 
 def _codes(target: Target, rule: str) -> Callable[[Tensor], Tensor]:
-    """The monotone step from a ratio (fp32) to the number that its code stands for."""
+    """The monotone step from a ratio (fp32 or fp64) to the number that its code stands for."""
     encoding = target.encoding
     if encoding is not None:
         return lambda ratio: fp8.decode(fp8.encode(ratio, encoding), encoding)
@@ -86,22 +86,29 @@ def _codes(target: Target, rule: str) -> Callable[[Tensor], Tensor]:
 
 
 def _row_quantised(x: Bounded, target: Target, rule: str) -> Operand:
-    """One scale per row, largest magnitude over the format's largest value; scale and code move together."""
+    """One scale per row, largest magnitude over the format's largest value; scale and code move together, and both
+    divisions may be off by `bounds.DIVISION`, so that beside a decision point either code is right."""
     step = _codes(target, rule)
-    low, high = (x.value - x.error).float(), (x.value + x.error).float()
+    low, high = x.value - x.error, x.value + x.error
     size = x.value.abs()
     tops = (size - x.error).clamp(min=0).amax(dim=-1), size.amax(dim=-1), (size + x.error).amax(dim=-1)
-    least, scale, most = (_scale(top.float(), target) for top in tops)
+    scale = _scale(tops[1].float(), target)
+    least, most = (_moved(_scale(top, target), side)[..., None] for top, side in ((tops[0], -1), (tops[2], 1)))
     payload = step(x.value.float() / scale[..., None])
-    code_low = step(low / torch.where(low < 0, least[..., None], most[..., None]))
-    code_high = step(high / torch.where(high < 0, most[..., None], least[..., None]))
-    ends = [code.double() * factor[..., None].double() for code in (code_low, code_high) for factor in (least, most)]
+    code_low = step(_moved(low / torch.where(low < 0, least, most), -1))
+    code_high = step(_moved(high / torch.where(high < 0, most, least), 1))
+    ends = [code.double() * factor for code in (code_low, code_high) for factor in (least, most)]
     centre = payload.double() * scale[..., None].double()
     error = torch.stack([(end - centre).abs() for end in ends]).amax(dim=0)
     # A row that may be all zeros has no scale to speak of; its numbers stay below its largest magnitude.
     vanishing = ((tops[0] == 0) & (tops[2] > 0))[..., None]
     error = torch.where(vanishing, centre.abs() + tops[2][..., None], error)
     return Operand(payload, scale=scale, error=error / scale[..., None].double())
+
+
+def _moved(quotient: Tensor, side: int) -> Tensor:
+    """The quotient as far down (-1) or up (1) as an fp32 division may leave it."""
+    return quotient + quotient.abs() * (side * DIVISION)
 
 
 def _scale(top: Tensor, target: Target) -> Tensor:

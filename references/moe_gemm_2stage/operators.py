@@ -25,7 +25,8 @@ _POLICIES = {
     "rounding": "f16 to nearest even, to infinity beyond its range, never to its largest number; bf16 to nearest, ties "
     "either way.",
     "overflow of sums": "where every order and width of a sum leaves f16's range, infinity. Where only some do, with a "
-    "term or a partial sum, that infinity, NaN where both may be met, or the sum itself, as of who adds in fp32.",
+    "term or a partial sum, that infinity, NaN where both may be met, or the sum itself, as of who adds in fp32. Data "
+    "for this has no published tolerance.",
     "fp8": "e4m3 as the operands' dtype says, OCP or FNUZ; re-quantisation saturates.",
     "e8m0": "a scale per 32 elements; byte 0 is 2^-127 and not 0, 255 is NaN, of a block's sums as well. Packed e2m1 "
     "has the even k in the low nibble. Scales of rows stand at the route's place in the sorted list.",
@@ -33,7 +34,8 @@ _POLICIES = {
 }
 _CHAIN = {
     "between the stages": "out1 is f16, then per row: fp8 and int8 with scale = largest magnitude / largest number, "
-    "bf16 by a cast, fp16 as it is; int8smooth is multiplied by smooth2 before. fp4 and a8w4 by blocks of 32.",
+    "bf16 by a cast, fp16 as it is; int8smooth is multiplied by smooth2 before. fp4 and a8w4 by blocks of 32. A row's "
+    "scale and ratios are fp32 quotients, or products with reciprocals: beside a decision point either code is right.",
     "integer quantisation": "as the argument rule says: truncate cuts towards zero, nearest rounds half to even.",
     "e8m0 scale of a block": "as the argument rule says: floor, of MX 1.0; even, of the largest magnitude rounded to "
     "the element's mantissa; up, the least that does not saturate. Elements to nearest even, saturating.",
@@ -46,8 +48,8 @@ _BUDGET = ("min(6 sqrt(n), n) u S per dot product (u = 2^-24, int32 sums exact),
 _ENDS = {
     "moe_gemm1": "half an ULP of the output",
     "moe_gemm2": "half an ULP of the output; atomic: one more for each slot, in the output's format",
-    "moe_gemm_2stage": "through f16 and re-quantisation by monotony (a code may move only near a decision point), k "
-    "roundings in the output's format",
+    "moe_gemm_2stage": "through f16 and re-quantisation by monotony (4 u for each of its divisions; a code may "
+    "move only near a decision point), k roundings in the output's format",
 }
 
 

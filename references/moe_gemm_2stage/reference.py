@@ -6,6 +6,7 @@ Error bounds are those of `bounds`, before the last cast, in fp32 rounded up.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,6 +28,8 @@ from references.moe_gemm_2stage.storage import ENCODINGS, read_rows, read_weight
 
 # FlyDSL 7e6dca08, verify_output: atol = rtol of stage 1 and of stage 2. It accepts zeros; the budget decides here.
 PUBLISHED = {"moe_gemm1": 0.25, "moe_gemm2": 0.5, "moe_gemm_2stage": 0.5}
+# None was published for data whose terms leave f16's range while their sum may not: one ULP of a term is 32 there.
+_UNPUBLISHED = ("overflow",)
 _LARGEST = 1e38  # an error beyond any number: nothing is known of the element
 _KEPT = 1 << 24  # elements of what is kept for other cases, of several chunks together
 _CHUNK = {"cpu": 1 << 21, "cuda": 1 << 26}  # elements of one fp64 temporary
@@ -226,4 +229,5 @@ def reference(call: Call, shared: Shared) -> Reference:
         return made
 
     golden_rows = [golden_of(of.tokens(*span), of_chunk("golden", span, golden_sums)) for span in spans]
-    return Reference(torch.cat(golden_rows), lambda: map(rows, spans), PUBLISHED[call.case.operator])
+    published = math.inf if call.case.get("data", "real") in _UNPUBLISHED else PUBLISHED[call.case.operator]
+    return Reference(torch.cat(golden_rows), lambda: map(rows, spans), published)
