@@ -16,7 +16,8 @@ bounds             fp64 values with the error that correct arithmetic may make
 stages, chain      stage 1, stage 2, what passes between them, and both end to end, with bounds
 golden             the same in fp32, every rounding where it is documented
 storage, contract  the arguments of the operators and their forms; cases: the parameters of a case
-draw, poison       data of a case and where poison stands; inputs puts them together
+draw, nonfinite    data of a case, and NaN and infinity in it
+poison, inputs     what no result may depend on, and all arguments put together
 reference          golden and oracle of a call, read from its arguments; operators: the declarations
 """
 

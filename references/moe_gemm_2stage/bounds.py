@@ -65,7 +65,7 @@ class Bounded:
         centre, low, high = (
             step(end.float()).double() for end in (self.value, self.value - self.error, self.value + self.error))
         error = torch.maximum((high - centre).abs(), (centre - low).abs())
-        return Bounded(centre, error.nan_to_num(nan=math.inf))
+        return Bounded(centre, error.nan_to_num(nan=math.inf, posinf=math.inf))
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,8 @@ from references.moe_gemm_2stage.rounding import OUTPUTS
 from references.moe_gemm_2stage.storage import STORED
 
 ROUTINGS = ("skewed", "even", "one_expert", "sentinel")
-DATA = ("real", "coded", "exact", "zero_rows", "large", "larger", "overflow", "nonfinite", "scales")
+DATA = ("real", "coded", "exact", "zero_rows", "large", "larger", "overflow", "nonfinite", "nan_weights",
+        "scales", "block_tops")
 DOWEIGHT = {"none": "none", "after": "after", "gate": "gate", "gate_and_up": "gate-and-up"}
 _REDUCED_BLOCK, _REDUCED_TOKENS, _REDUCED_EXPERTS = 16, 33, 20
 # Parameters that change neither the data nor the routes, so that the cases which differ in them share both.
@@ -95,11 +96,17 @@ def data_of(case: Case) -> str:
     """"coded", integers whose sums are exact, where they are asked for and the operator is linear, else "real": no
     data makes silu exact; nor, where "exact" ones are asked for, sums that are kept in 16 bits. "zero_rows": some rows
     are zeros. "large": results at the end of fp16's range; "larger" and "overflow": many beyond it, of stage 1 and of
-    stage 2. "nonfinite": some rows hold a NaN or an infinity, or a scale that is NaN. "scales": e8m0 scales at both
-    ends of their range. Raises ConformanceError where there are none."""
+    stage 2. "nonfinite": some rows hold a NaN or, of stage 2's own, an infinity, or a scale that is NaN. "nan_weights":
+    some channels of weights do. "scales": e8m0 scales at both ends of their range. "block_tops": blocks between the
+    stages whose largest magnitude is where the rules of e8m0 scales part. Raises ConformanceError where there are none,
+    and where what comes of them is unspecified."""
     wanted = choice(case, "data", DATA, "real")
-    if wanted == "scales" and not MODES[case.get("in")].microscaled:
-        raise ConformanceError(f"case {case.id}: data:scales needs e8m0 scales, which in:{case.get('in')} has not")
+    if wanted in ("scales", "block_tops") and not MODES[case.get("in")].microscaled:
+        raise ConformanceError(f"case {case.id}: data:{wanted} needs e8m0 scales, which in:{case.get('in')} has not")
+    chained, mode = case.operator == "moe_gemm_2stage", MODES[case.get("in")]
+    if wanted in ("nonfinite", "larger") and chained and mode.row_quantised:
+        raise ConformanceError(f"case {case.id}: data:{wanted} makes rows NaN or infinite that are re-quantised, of "
+                               f"which the contract of in:{mode.name} says nothing")
     if wanted in ("coded", "exact"):
         rounded = wanted == "exact" and case.get("mode") == "atomic" and case.get("out") != "f32"
         return "coded" if case.operator == "moe_gemm2" and not rounded else "real"

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from references.moe_gemm_2stage import dtypes, fp8, mx
-from references.moe_gemm_2stage.bounds import DIVISION, Arithmetic, Bounded
+from references.moe_gemm_2stage.bounds import DIVISION, Arithmetic, Bounded, format_of, overflows
 from references.moe_gemm_2stage.dtypes import Mode
 from references.moe_gemm_2stage.operands import FP8_TARGETS, Operand, smooth_factors
 from references.moe_gemm_2stage.quantise import TARGETS, Target
@@ -28,19 +28,36 @@ def intermediate(y: Bounded, mode: Mode, routes: Routes, smooth2: Tensor | None 
     """Stage 2's input [T, k, I] of stage 1's result, with what a right kernel's may differ by.
 
     Cast to f16, multiplied by smooth2 fp32 [E, I] > 0 (int8smooth), then cast to bf16 or re-quantised by row or
-    block, as the mode says. Policies as in `operands.activation`. Where f16 may overflow, the error is infinite.
+    block, as the mode says. Policies as in `operands.activation`. A NaN, and what f16 certainly has no number for, are
+    as they are in f16 and bf16, and make their block NaN; of a row that is re-quantised with such a number, and of what
+    may overflow or not, nothing is known: the error is infinite.
     """
-    out1, lost = _finite(y.through(lambda value: round_out(value, "f16").float()))
-    found = _stored(out1, mode, routes, smooth2, encoding, rule, mx_rule)
+    certain = _beyond_f16(y)
+    out1 = y.through(lambda value: round_out(value, "f16").float())
+    lost = ~(out1.value.isfinite() & out1.error.isfinite())
+    known = Bounded(out1.value.masked_fill(lost, 0.0), out1.error.masked_fill(lost, 0.0))
+    found = _stored(known, mode, routes, smooth2, encoding, rule, mx_rule)
+    assert found.error is not None
+    if not bool(lost.any()):
+        return found
+    if mode.microscaled:
+        nan, lost = (mask.unflatten(-1, (-1, mx.BLOCK)).any(dim=-1).repeat_interleave(mx.BLOCK, dim=-1)
+                     for mask in (certain, lost & ~certain))
+        assert found.factors is not None
+        found = replace(found, factors=found.factors.masked_fill(nan, math.nan))
+        lost = lost & ~nan
+    elif mode.row_quantised:
+        lost = lost.any(dim=-1, keepdim=True)
+    else:
+        found = replace(found, payload=torch.where(certain, out1.value.float(), found.payload))
+        lost = lost & ~certain
     assert found.error is not None
     return replace(found, error=found.error.masked_fill(lost, math.inf))
 
 
-def _finite(x: Bounded) -> tuple[Bounded, Tensor]:
-    """The numbers with rows that may have overflowed set to 0, and which rows these are, bool [T, k, 1]: of what
-    comes of them nothing is known."""
-    lost = ~(x.value.isfinite() & x.error.isfinite()).all(dim=-1, keepdim=True)
-    return Bounded(x.value.masked_fill(lost, 0.0), x.error.masked_fill(lost, 0.0)), lost
+def _beyond_f16(y: Bounded) -> Tensor:
+    """bool, of y's shape: what is NaN, or infinite once it is cast to f16, in every right kernel."""
+    return ~y.value.isfinite() | (y.value.abs() - y.error >= overflows(format_of("f16")))
 
 
 def _stored(out1: Bounded, mode: Mode, routes: Routes, smooth2: Tensor | None, encoding: str, rule: str,

@@ -81,7 +81,7 @@ def forms(arguments: Arguments) -> dict[str, Form | None]:
     def of_rows(count: int, width: int) -> Form | None:
         if mode.microscaled:
             return u8, scales.shape_of(entries, width)
-        return (f32, (count,)) if mode.activation in ("fp8", "int8") else None
+        return (f32, (count,)) if mode.row_quantised else None
 
     if "x" in arguments:
         count = tokens * topk if mode.slot_major else tokens

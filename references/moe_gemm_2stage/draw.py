@@ -19,12 +19,12 @@ from references.moe_gemm_2stage import mx, operands
 from references.moe_gemm_2stage.cases import Extents
 from references.moe_gemm_2stage.dtypes import Mode
 from references.moe_gemm_2stage.operands import Operand
-from references.moe_gemm_2stage.storage import ENCODINGS
 
 _SPREAD = 5.0  # standard deviation of ``numbers``
 # Factors of rows and of w2. "larger": many results of stage 1 are beyond fp16; "overflow": of stage 2, none of stage 1.
 _OF_ROWS = {"large": 256.0, "larger": 2.0**11, "overflow": 32.0}
 _OF_W2 = {"large": 256.0, "overflow": 2.0**15}
+_TOPS = ((6.0, 2.0, 0.0, 0.0), (6.0, 6.0, 0.0, 0.0), (6.0, 6.0, 2.0, 0.0), (6.0, 6.0, 3.0, 0.5))  # see `_tops`
 _ROUTING_SEED, _WEIGHT_SEED, _SCALE_SEED, _MASK_SEED, _BLOCK_SEED = 101, 202, 303, 404, 505
 _SHIFT = 119  # of e8m0 codes, down of rows and up of w1 or w2: many codes of rows are 0, 2^-127, then
 
@@ -56,6 +56,8 @@ def rows_of(count: int, width: int, mode: Mode, data: str, encoding: str, seed: 
         return Operand(coded(count, width, seed % 97, device), factors=_blocks(count, width, 1, seed, device))
     if data == "coded":
         return Operand(coded(count, width, seed % 97, device), scale=_powers(count, mode.activation, seed, device))
+    if data == "block_tops":
+        return _fours(count, width, device)
     value = numbers(count, width, seed, device) / _SPREAD * decades(count, seed + _SCALE_SEED, device)
     if mode.microscaled:
         value *= _blocks(count, width, 0, seed + _BLOCK_SEED, device)
@@ -76,6 +78,38 @@ def _shifted(of: Operand, power: int) -> Operand:
     moved = (codes.int() + power).clamp(0, mx.E8M0_NAN - 1).to(torch.uint8)
     odd = torch.arange(codes.shape[-1], device=codes.device) // mx.BLOCK % 2 == 1
     return replace(of, factors=mx.decode_e8m0(torch.where(odd, codes, moved)))
+
+
+def _fours(rows: int, width: int, device: torch.device) -> Operand:
+    """Rows that are one power of two in four columns side by side, and 0 elsewhere."""
+    row = torch.arange(rows, device=device)
+    group = row * 5 % (width // 4)
+    payload = torch.where(torch.arange(width, device=device)[None] // 4 == group[:, None], 2.0, 0.0)
+    return Operand(payload, factors=torch.exp2((row % 3).float())[:, None].expand(rows, width).contiguous())
+
+
+def _is_top(inter: int, device: torch.device) -> Tensor:
+    """bool [I]: the channels that are the largest of their blocks, one in each."""
+    channel = torch.arange(inter, device=device)
+    return channel % mx.BLOCK == (5 + 3 * (channel // mx.BLOCK)) % mx.BLOCK
+
+
+def _tops(rows: int, width: int, mode: Mode, expert: int, seed: int, device: torch.device) -> Operand:
+    """Weights [1, 2 I, width] by which `_fours` become blocks of I whose largest magnitude is 8, 12, 14 or 15.5 times a
+    power of two, in turn, where the rules of scales part. The gate is a power of two so large that SiLU leaves it as it
+    is. All else are odd and even multiples of what a right scale's smallest step is: for e2m1 of half of that power,
+    for e4m3 of what is subnormal beside the largest magnitude."""
+    inter = rows // 2
+    channel, column = torch.arange(inter, device=device), torch.arange(width, device=device) % 4
+    kind = (channel // mx.BLOCK + expert) % len(_TOPS)
+    rest = coded(inter, width, 11 * expert + seed % 89, device)
+    rest = rest * torch.tensor([1.0, 0.5, 0.0, 0.0], device=device)[column]
+    is_top = _is_top(inter, device)
+    up = torch.where(is_top[:, None], torch.tensor(_TOPS, device=device)[kind][:, column], rest)
+    small = 2.0**-13 if mode.activation == "mxfp8" else 1.0
+    gate = torch.where(column == 0, 4.0, 0.0).expand(inter, width)
+    factors = torch.cat([torch.full((inter,), 8.0, device=device), torch.where(is_top, 1.0, small)])
+    return Operand(torch.cat([gate, up])[None], factors=factors[None, :, None].expand(1, rows, width).contiguous())
 
 
 def _of_kind(value: Tensor, data: str) -> Tensor:
@@ -112,6 +146,8 @@ def weight_of(expert: int, rows: int, width: int, mode: Mode, data: str, encodin
             assert scale is not None
             return Operand(value, factors=scale[None, :, None].expand(1, rows, width))
         return Operand(value, scale=None if scale is None else scale[None])
+    if data == "block_tops" and gated:
+        return _tops(rows, width, mode, expert, seed, device)
     value = numbers(rows, width, seed, device) / (_SPREAD * math.sqrt(width))
     if gated:
         gate = value[: rows // 2]
@@ -122,6 +158,9 @@ def weight_of(expert: int, rows: int, width: int, mode: Mode, data: str, encodin
     if mode.weight in mx.ELEMENTS:
         value *= _blocks(rows, width, 0, seed + _BLOCK_SEED, device)
     found = operands.weight(value[None], mode, encoding)
+    if data == "block_tops":  # beside a block's largest number the others would not be seen in every other sum
+        hidden = _is_top(width, device) & (torch.arange(rows, device=device) % 2 == 0)[:, None]
+        found = replace(found, payload=found.payload.masked_fill(hidden, 0.0))
     return _shifted(found, _SHIFT) if data == "scales" else found
 
 
@@ -177,26 +216,6 @@ def routing_weights(of: Extents, data: str, kind: str, seed: int, device: torch.
             integers(shape, 0, 6, seed + _WEIGHT_SEED + 1, device)]
         found[::4] *= -1.0
     return found
-
-
-def spoil(stored: Tensor, chosen: Tensor, seed: int) -> None:
-    """Put one NaN, +infinity or -infinity in turn into the rows of ``stored`` [R, K] that ``chosen`` [R] masks; of a
-    format without infinities NaN alone. Raises TypeError for integers."""
-    if not stored.dtype.is_floating_point:
-        raise TypeError(f"rows of {stored.dtype} hold no NaN")
-    rows = chosen.nonzero().flatten()
-    columns = integers((len(rows),), 0, stored.shape[1], seed, stored.device)
-    if stored.element_size() == 1:
-        stored.view(torch.uint8)[rows, columns] = ENCODINGS[stored.dtype].nan
-        return
-    known = torch.tensor([math.nan, math.inf, -math.inf], device=stored.device).to(stored.dtype)
-    stored[rows, columns] = known[torch.arange(len(rows), device=stored.device) % 3]
-
-
-def spoil_scales(codes: Tensor, chosen: Tensor, seed: int) -> None:
-    """Put one NaN into the e8m0 scales of the rows of ``codes`` uint8 [R, K/32] that ``chosen`` [R] masks."""
-    rows = chosen.nonzero().flatten()
-    codes[rows, integers((len(rows),), 0, codes.shape[1], seed, codes.device)] = mx.E8M0_NAN
 
 
 def expert_mask(of: Extents, which: str, values: str, seed: int, device: torch.device) -> Tensor | None:

@@ -37,6 +37,11 @@ class Mode:
         return self.activation in mx.ELEMENTS
 
     @property
+    def row_quantised(self) -> bool:
+        """Whether activations have one fp32 scale per row."""
+        return self.activation in ("fp8", "int8")
+
+    @property
     def rules(self) -> tuple[str, ...]:
         """Policies of the re-quantisation between the stages: of a block's scale, else of integers."""
         return mx.RULES if self.microscaled else INTEGER_RULES

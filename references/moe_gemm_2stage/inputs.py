@@ -11,7 +11,7 @@ from conformance.case import Case
 from conformance.generate import integers
 from conformance.layouts import place
 from conformance.operator import Arguments, Call, Shared
-from references.moe_gemm_2stage import cases, draw, layouts, scales, sorting
+from references.moe_gemm_2stage import cases, draw, layouts, nonfinite, scales, sorting
 from references.moe_gemm_2stage.cases import Extents
 from references.moe_gemm_2stage.contract import ARGUMENTS, output
 from references.moe_gemm_2stage.dtypes import Mode
@@ -21,6 +21,7 @@ from references.moe_gemm_2stage.poison import Place, setter
 from references.moe_gemm_2stage.storage import of_expert, store_rows, store_scales, store_weight, weight_scale_shape
 
 _X, _W1, _W2, _A2, _SMOOTH, _SPOILT = 1, 1_000_003, 2_000_003, 3_000_017, 4_000_037, 5_000_011  # seeds of the operands
+_WITH_NAN = {"w1": 1, "w2": 3}  # experts, modulo 4 in a chain and else 2, whose weights have NaN where data is nan_weights
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class _Point:
     """One draw: what every operand's generation needs to know. local: expert of each slot, -1 = none here. place: its
     row in the sorted list, of microscaled dtypes."""
 
+    operator: str
     of: Extents
     mode: Mode
     data: str
@@ -106,7 +108,7 @@ def _draw(case: Case, sizes: str, device: torch.device, seed: int) -> _Drawn:
     numbering = torch.arange(of.experts, device=device) if mask is None else sorting.local_ids(mask)
     local = torch.where(served, numbering[ids.long()], -1).to(torch.int32)
     place = sorting.positions(found, of.tokens, of.topk) if mode.microscaled else None
-    point = _Point(of, mode, data, case.get("encoding", "ocp"), seed, local, place, len(found.token_ids))
+    point = _Point(case.operator, of, mode, data, case.get("encoding", "ocp"), seed, local, place, len(found.token_ids))
     places = [Place(arguments["topk_weights"], ~served)]
     here = ARGUMENTS[case.operator]
     if "x" in here:
@@ -128,10 +130,12 @@ def _add_x(point: _Point, arguments: Arguments, places: list[Place]) -> None:
     if mode.slot_major:
         rows = draw.smoothed_rows(of.tokens, of.hidden, mode, point.data, point.encoding, point.seed + _X, local,
                                   of.experts)
+        rows = _spoilt(rows, point)
         stored, unused = layouts.slot_major(store_rows(rows, mode, point.encoding)), (local < 0).T.flatten()
         scale = None if rows.scale is None else layouts.slot_major(rows.scale)
     else:
         rows = draw.rows_of(of.tokens, of.hidden, mode, point.data, point.encoding, point.seed + _X, point.device)
+        rows = _spoilt(rows, point)
         stored, unused, scale = store_rows(rows, mode, point.encoding), (local < 0).all(dim=1), rows.scale
     _keep("x", stored, scale, unused, arguments, places)
     if mode.microscaled:
@@ -143,18 +147,27 @@ def _add_a2(point: _Point, arguments: Arguments, places: list[Place]) -> None:
     of = point.of
     count = of.tokens * of.topk
     rows = draw.rows_of(count, of.inter, point.mode, point.data, point.encoding, point.seed + _A2, point.device)
+    in_floats = point.mode.activation in ("fp8", "f16", "bf16")
+    rows = rows if in_floats else _spoilt(rows, point)
     scale = None if rows.scale is None else rows.scale.flatten()
     stored = store_rows(rows, point.mode, point.encoding)
     if point.mode.microscaled:
         codes = store_scales(rows)
-        if point.data == "nonfinite":
-            draw.spoil_scales(codes, integers((count,), 0, 4, point.seed + _SPOILT, point.device) == 0,
-                              point.seed + _SPOILT)
         _keep_blocks("scale_a2", codes.view(of.tokens, of.topk, codes.shape[-1]), of.inter, point, arguments, places)
-    elif point.data == "nonfinite":
-        draw.spoil(stored, integers((count,), 0, 4, point.seed + _SPOILT, point.device) == 0, point.seed + _SPOILT)
+    elif in_floats and point.data == "nonfinite":
+        nonfinite.spoil(stored, integers((count,), 0, 4, point.seed + _SPOILT, point.device) == 0, point.seed + _SPOILT)
     _keep("a2", stored, scale, (point.local < 0).flatten(), arguments, places)
     arguments["a2"] = arguments["a2"].view(of.tokens, of.topk, stored.shape[-1])
+
+
+def _spoilt(rows: Operand, point: _Point) -> Operand:
+    """Rows of which a quarter have a NaN, where the data asks for it, and of fp8 another quarter one of its own."""
+    if point.data != "nonfinite":
+        return rows
+    seed = point.seed + _SPOILT
+    kind = integers(tuple(rows.payload.shape[:-1]), 0, 4, seed, point.device)
+    found = nonfinite.with_nan(rows, kind == 0, seed)
+    return nonfinite.with_nan(found, kind == 1, seed, in_payload=True) if point.mode.activation == "fp8" else found
 
 
 def _keep_blocks(name: str, codes: Tensor, width: int, point: _Point, arguments: Arguments, places: list[Place]
@@ -178,7 +191,10 @@ def _add_weight(name: str, rows: int, width: int, seed: int, point: _Point, argu
                 places: list[Place]) -> None:
     """Expert by expert, so that fp32 values of one expert at a time are held; experts without a token get poison."""
     of, mode, device = point.of, point.mode, point.device
-    data = "real" if name == "w2" and "w1" in arguments and point.data == "scales" else point.data
+    second = name == "w2" and "w1" in arguments
+    data = "real" if second and point.data == "scales" else point.data
+    if data == "nan_weights" and name == "w1" and "w2" in ARGUMENTS[point.operator] and mode.row_quantised:
+        data = "real"  # what a row with a NaN is re-quantised to is unspecified
     used = torch.zeros(of.experts, dtype=torch.bool, device=device)
     used[point.local[point.local >= 0].long()] = True
     stored: Tensor | None = None
@@ -187,6 +203,8 @@ def _add_weight(name: str, rows: int, width: int, seed: int, point: _Point, argu
     for expert in used.nonzero().flatten().tolist() or [0]:
         one: Operand = draw.weight_of(expert, rows, width, mode, data, point.encoding, point.seed + seed, name == "w1",
                                       device)
+        if data == "nan_weights":
+            one = _spoilt_weight(one, name, expert, point)
         value, scale = store_weight(one, mode, point.encoding)
         if stored is None:
             stored = placed(value.new_zeros((of.experts, *value.shape[1:]), dtype=value.dtype))
@@ -201,6 +219,18 @@ def _add_weight(name: str, rows: int, width: int, seed: int, point: _Point, argu
         arguments[f"scale_{name}"] = kept
         e8m0 = mode.weight == "mxfp4"
         places.append(Place(kept, scales.unused_channels(~used, rows, width) if e8m0 else ~used, e8m0))
+
+
+def _spoilt_weight(one: Operand, name: str, expert: int, point: _Point) -> Operand:
+    """An expert's weights [1, N, K] of which some channels have a NaN, in a scale, or every other one in a float: those
+    of odd experts, in a chain some of these for w1 and others for w2, so that the one hides nothing of the other."""
+    step = 4 if point.operator == "moe_gemm_2stage" else 2
+    if expert % step != _WITH_NAN[name] % step:
+        return one
+    channel, seed = torch.arange(one.payload.shape[1], device=point.device), point.seed + _SPOILT + expert
+    floats = point.mode.weight in ("fp8", "f16", "bf16")
+    found = nonfinite.with_nan(one, (channel % 16 == 3)[None], seed)
+    return nonfinite.with_nan(found, (channel % 16 == 11)[None], seed, in_payload=floats)
 
 
 def _raw(value: Tensor) -> Tensor:

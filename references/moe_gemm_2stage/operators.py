@@ -23,7 +23,7 @@ _POLICIES = {
     "routing weights": "any number: a slot whose weight is 0 or below it counts like any other, and 0 times NaN or "
     "infinity is NaN.",
     "rounding": "f16 to nearest even, to infinity beyond its range, never to its largest number; bf16 to nearest, ties "
-    "either way.",
+    "either way. A NaN stays one.",
     "overflow of sums": "where every order and width of a sum leaves f16's range, infinity. Where only some do, with a "
     "term or a partial sum, that infinity, NaN where both may be met, or the sum itself, as of who adds in fp32. Data "
     "for this has no published tolerance.",
@@ -35,10 +35,12 @@ _POLICIES = {
 _CHAIN = {
     "between the stages": "out1 is f16, then per row: fp8 and int8 with scale = largest magnitude / largest number, "
     "bf16 by a cast, fp16 as it is; int8smooth is multiplied by smooth2 before. fp4 and a8w4 by blocks of 32. A row's "
-    "scale and ratios are fp32 quotients, or products with reciprocals: beside a decision point either code is right.",
+    "scale and ratios are fp32 quotients, or products with reciprocals: beside a decision point either code is right. "
+    "Of a row that is re-quantised to fp8 or int8 and holds a NaN or an infinity, nothing is said.",
     "integer quantisation": "as the argument rule says: truncate cuts towards zero, nearest rounds half to even.",
     "e8m0 scale of a block": "as the argument rule says: floor, of MX 1.0; even, of the largest magnitude rounded to "
-    "the element's mantissa; up, the least that does not saturate. Elements to nearest even, saturating.",
+    "the element's mantissa; up, the least that does not saturate: 2^n for exactly 6 or 448 times 2^n. Elements to "
+    "nearest even, saturating. A block that holds a NaN or an infinity has scale NaN.",
 }
 _WEIGHT = {"routing weight": "applied once, in stage 2, to the fp32 number before it is rounded."}
 _DOWEIGHT = {"routing weight": "in stage 1 as the argument doweight says: none; after: w (silu(g) u); gate: "

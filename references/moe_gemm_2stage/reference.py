@@ -15,7 +15,15 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-from conformance.operator import Call, OracleRows, Reference, Shared
+from conformance.operator import (
+    MINUS_INFINITY,
+    NOT_A_NUMBER,
+    PLUS_INFINITY,
+    Call,
+    OracleRows,
+    Reference,
+    Shared,
+)
 from references.moe_gemm_2stage import golden, layouts, operands, scales, sorting, stages
 from references.moe_gemm_2stage.bounds import Arithmetic, Bounded, Combined
 from references.moe_gemm_2stage.chain import intermediate
@@ -33,7 +41,6 @@ _UNPUBLISHED = ("overflow",)
 _LARGEST = 1e38  # an error beyond any number: nothing is known of the element
 _KEPT = 1 << 24  # elements of what is kept for other cases, of several chunks together
 _CHUNK = {"cpu": 1 << 21, "cuda": 1 << 26}  # elements of one fp64 temporary
-
 
 T = TypeVar("T")
 Span = tuple[int, int]  # tokens of a chunk
@@ -188,6 +195,16 @@ def golden_of(of: Decoded, sums: Tensor) -> Tensor:
     return golden.combine(parts, of.routes, of.combine)
 
 
+def _also(found: Bounded) -> Tensor | None:
+    """What the sums may be besides numbers within their error: where that is infinite, anything."""
+    also = found.also if isinstance(found, Combined) else None
+    unknown = found.error.isinf() & found.value.isfinite()
+    if not bool(unknown.any()):
+        return also
+    also = torch.zeros_like(unknown, dtype=torch.uint8) if also is None else also
+    return also.masked_fill(unknown, PLUS_INFINITY + MINUS_INFINITY + NOT_A_NUMBER)
+
+
 def _chunks(of: Decoded) -> list[Span]:
     tokens, topk = of.routes.ids.shape
     width = max(of.rows.payload.shape[-1], *(w.payload.shape[1] for w in (of.w1, of.w2) if w is not None))
@@ -222,7 +239,7 @@ def reference(call: Call, shared: Shared) -> Reference:
             return known[span]
         found = combined(of.tokens(*span), of_chunk("terms", span, terms))
         error = (found.error * (1 + 2.0**-22)).clamp(max=_LARGEST).float()
-        also = found.also if isinstance(found, Combined) else None
+        also = _also(found)
         made = OracleRows(span[0] * topk, span[1] * topk, found.value, error, also)
         if keep:
             known[span] = made

@@ -66,7 +66,7 @@ def dot(rows: Operand, weights: Operand, routes: Routes) -> Dot:
         right.abs_()
         size[here] = left[here].abs() @ right.T
         if rows.error is not None:
-            carried[here] = (rows.error[here] @ right.T).nan_to_num(nan=math.inf)  # infinity times 0
+            carried[here] = (rows.error[here] @ right.T).nan_to_num(nan=math.inf, posinf=math.inf)  # infinity times 0
     return Dot(total, size, carried)
 
 
