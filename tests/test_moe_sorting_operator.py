@@ -40,7 +40,7 @@ def cpu_edge_cases() -> list[Case]:
 def test_tiers_have_the_declared_numbers_of_cases() -> None:
     of = matrix(NAME)
     counts = {tier: len(of.cases(tier)) for tier in of.tier_names}
-    assert counts == {"official": 240, "smoke": 36, "masks": 96, "models": 64, "edge": 306}
+    assert counts == {"official": 240, "smoke": 36, "masks": 96, "models": 64, "edge": 312}
     assert len(of.plan(("smoke", "edge"))) - len(of.cases("edge")) == 36
     assert {case.get("mask") for case in of.cases("official")} == {"none", "half"}
 
@@ -73,10 +73,10 @@ def test_the_golden_is_the_loop_in_every_edge_case() -> None:
         call, references = call_of(case)
         given = call.arguments
         mask = [1] * given["experts"] if given["expert_mask"] is None else given["expert_mask"].tolist()
-        lists = by_loop(given["topk_ids"], given["topk_weights"], given["experts"], given["block"], mask)
+        lists = by_loop(given["topk_ids"], bits(given["topk_weights"]), given["experts"], given["block"], mask)
         for (name, reference), expected in zip(references.of.items(), lists, strict=False):
-            right = torch.tensor(expected, dtype=reference.golden.dtype)
-            assert torch.equal(bits(reference.golden), bits(right)), (case.id, name)
+            found = bits(reference.golden)
+            assert torch.equal(found, torch.tensor(expected, dtype=found.dtype)), (case.id, name)
         assert not bits(references.of["moe_buf"].golden).any()
         assert {name: (one.golden.shape, one.golden.dtype) for name, one in references.of.items()} == {
             name: (form.shape, form.dtype) for name, form in call.outputs.items()}
@@ -90,6 +90,8 @@ def test_edge_cases_hold_what_their_families_are_for() -> None:
         counts = torch.bincount(ids[(ids >= 0) & (ids < experts)].long(), minlength=experts)
         seen["-1"] += bool((ids == -1).any())
         seen["INT_MIN"] += bool((ids == -(1 << 31)).any())
+        seen["-2"] += bool((ids == -2).any())
+        seen["-E"] += bool((ids == -experts).any())
         seen["E"] += bool((ids == experts).any())
         seen["all invalid"] += ids.numel() > 0 and bool((ids < 0).all())
         seen["full block"] += bool((counts == call.arguments["block"]).any())
@@ -101,6 +103,9 @@ def test_edge_cases_hold_what_their_families_are_for() -> None:
         seen["nothing local"] += mask is not None and not bool(mask.any())
         seen["127 slots"] += ids.shape[1] == 127
         seen["nan weight"] += bool(references.of["sorted_weights"].golden.isnan().any())
+        payloads = bits(references.of["sorted_weights"].golden)[references.of["sorted_weights"].golden.isnan()]
+        seen["signalling NaN"] += bool((payloads == 0x7F800001).any())
+        seen["NaN of several payloads"] += len(payloads.unique()) > 3
         ordered = ids.sort(dim=1).values
         seen["duplicate"] += bool(((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any())
     assert min(seen.values()) >= 2, seen

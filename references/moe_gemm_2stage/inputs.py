@@ -21,7 +21,7 @@ from references.moe_gemm_2stage.poison import Place, setter
 from references.moe_gemm_2stage.storage import of_expert, store_rows, store_scales, store_weight, weight_scale_shape
 
 _X, _W1, _W2, _A2, _SMOOTH, _SPOILT = 1, 1_000_003, 2_000_003, 3_000_017, 4_000_037, 5_000_011  # seeds of the operands
-_WITH_NAN = {"w1": 1, "w2": 3}  # experts, modulo 4 in a chain and else 2, whose weights have NaN where data is nan_weights
+_WITH_NAN = {"w1": 1, "w2": 3}  # experts, modulo 4 in a chain and else 2, that nan_weights are of
 
 
 @dataclass(frozen=True)

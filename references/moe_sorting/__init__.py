@@ -40,13 +40,14 @@ OPERATOR = Operator(
         "that promises 'bit-exact' is stable: by token, then the padding.",
         "left open": "weights of padding, and experts of the blocks past the valid ones.",
         "tail": "every id past num_valid_ids[0] is the sentinel: kernels that launch all blocks read them.",
-        "invalid ids": "outside [0, E): refused, or with invalid='skip' no route and no weight is read. Sorts of "
+        "invalid ids": "outside [0, E), negative ones other than -1 too: refused, or with invalid='skip' no route "
+        "and no weight is read; none counts from the end. Sorts of "
         "FlyDSL and aiter of 2026-08 do neither.",
         "duplicates": "an expert twice in a token: refused, or with duplicates='keep' two routes. The GPU sorts of "
         "FlyDSL and aiter lose one.",
         "expert mask": "0 masks; every other value does not. Masked experts have no blocks and no number.",
-        "weights": "are copied bit by bit, NaN, infinities and -0 too; those of slots without a local expert are not "
-        "read.",
+        "weights": "are copied bit by bit, infinities, -0 and the payload of NaN too; those of slots without a local "
+        "expert are not read.",
         "buffer": "every byte of moe_buf is 0, -0 is wrong.",
     },
     budget="none: every output is exact",

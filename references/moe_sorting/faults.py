@@ -127,6 +127,8 @@ _WEIGHTS: tuple[tuple[str, str, Faulty], ...] = (
         lambda weights: torch.where(weights.abs() < torch.finfo(torch.float32).tiny, 0.0, weights))),
     ("weight-nan-zero", "a weight of NaN becomes 0", runs.with_weights(lambda weights: weights.nan_to_num(
         nan=0.0, posinf=torch.inf, neginf=-torch.inf))),
+    ("weight-nan-canonical", "every NaN among the weights becomes the same one", runs.with_weights(
+        lambda weights: weights.masked_fill(weights.isnan(), torch.nan))),
     ("weight-finite", "an infinite weight becomes the largest finite one", runs.with_weights(
         lambda weights: weights.nan_to_num(nan=torch.nan))),
 )
@@ -143,6 +145,8 @@ _EXPERTS: tuple[tuple[str, str, Faulty], ...] = (
     ("invalid-first", "negative ids are taken for expert 0", runs.with_ids(lambda ids, experts: ids.clamp(min=0))),
     ("invalid-last", "id -1 wraps to the last expert",
      runs.with_ids(lambda ids, experts: ids.masked_fill(ids == -1, experts - 1))),
+    ("invalid-wrapped", "ids from -E to -2 count from the end", runs.with_ids(
+        lambda ids, experts: torch.where((ids < -1) & (ids >= -experts), ids + experts, ids))),
     ("invalid-clamped", "ids beyond the last expert are taken for it",
      runs.with_ids(lambda ids, experts: ids.clamp(max=experts - 1))),
     ("ids-transposed", "ids are read slot-major, at s T + t",

@@ -31,6 +31,7 @@ _LOCAL_IN_TEN = {"third": 7, "half": 5, "most": 3}  # of ten experts, by which s
 _REDUCED_TOKENS, _REDUCED_HIDDEN = 97, 256
 _POISON = (float("nan"), 30000.0)  # weights of slots without a route
 _SPECIAL = (float("nan"), float("inf"), float("-inf"), -0.0, 1e-45, -1e-39, 3.4e38)
+_NANS = (0x7FC12345, -0x3EDCBB, 0x7F800001, -1)  # bits of others: with a payload, of the other sign, signalling
 
 
 def tokens_expected(case: Case, sizes: str) -> int:
@@ -136,7 +137,8 @@ def _unruly(ids: Tensor, kind: str, experts: int, seed: int) -> Tensor:
     duplicates: in every other token the last slot repeats the first."""
     ids = ids.clone()
     if kind in ("holes", "wild"):
-        outside = (-1,) if kind == "holes" else (-1, -(1 << 31), experts, experts + 7, (1 << 31) - 1)
+        wild = (-1, -2, -experts, -experts - 1, -(1 << 31), experts, experts + 7, (1 << 31) - 1)
+        outside = (-1,) if kind == "holes" else wild
         known = torch.tensor(outside, dtype=ids.dtype, device=ids.device)
         bad = integers(tuple(ids.shape), 0, 5, seed + 4, ids.device) == 0
         bad[len(ids) // 2 : len(ids) // 2 + 1] = True
@@ -168,7 +170,8 @@ def _weights(kind: str, shape: tuple[int, int], seed: int, device: torch.device)
     coded = (slot + 1).float() * 2.0**-10
     if kind != "special":
         return coded
-    known = torch.tensor(_SPECIAL, device=device)
+    nans = torch.tensor(_NANS, dtype=torch.int32, device=device).view(torch.float32)
+    known = torch.cat([torch.tensor(_SPECIAL, device=device), nans])
     return torch.where(slot % 3 == 1, known[slot // 3 % len(known)], coded)
 
 

@@ -43,7 +43,7 @@ def _with_valid(change: str) -> Callable[[Work], tuple[Tensor, Tensor]]:
             valid = (slot < count) & (count > 0)
         elif change == "all but the last valid":
             valid = valid & ((valid.cumsum(dim=1) < count) | (count == 1))
-        elif change == "distinct":
+        elif change == "distinct" or (change == "distinct of many" and len(slot) > 12):
             same = w.positions[:, :, None] == w.positions[:, None, :]
             valid = valid & ~torch.tril(same, -1).any(dim=2)
         return index, valid
@@ -72,6 +72,8 @@ _wrong("routing_last_valid", "ROUTING", "The last valid slot of each token is le
        locate=_with_valid("all but the last valid"))
 _wrong("routing_distinct", "ROUTING", "A row that several slots of a token name counts once.", "duplicates-dropped",
        locate=_with_valid("distinct"))
+_wrong("routing_distinct_many", "ROUTING", "Of more than 12 slots those that name one row count once.",
+       "duplicates-dropped", locate=_with_valid("distinct of many"))
 _wrong("tail_last_slot", "TAIL", "The loop over slots ends one slot early.", "last-slot-dropped last-valid-dropped",
        locate=_with_valid("all but the last"))
 _wrong("tail_odd_slot", "TAIL", "Slots are taken two at a time; an odd one is left out.",

@@ -84,6 +84,8 @@ _changed("weight_flushed", "CASTROUND", "Weights below the normal range become 0
          "torch.where(w.abs() < torch.finfo(torch.float32).tiny, 0.0, w)", special=True)
 _changed("weight_nan_zero", "NONFINITE", "A weight of NaN becomes 0.", "weight-nan-zero",
          "w.nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf)", special=True)
+_changed("weight_nan_canonical", "NONFINITE", "The payload and the sign of a NaN among the weights are lost.",
+         "weight-nan-canonical", "w.masked_fill(w.isnan(), torch.nan)", special=True)
 _changed("weight_finite", "NONFINITE", "An infinite weight becomes the largest finite one.", "weight-finite",
          "w.nan_to_num(nan=torch.nan)", special=True)
 

@@ -30,6 +30,9 @@ wrong("negative_is_0", "SENTINEL", "Negative ids are taken for expert 0.", "inva
       (_NONE, "none = ids > nearest"), shown_on=_WRONG_IDS)
 wrong("minus_1_wraps", "SENTINEL", "Id -1 wraps to the last expert.", "invalid-last",
       (_NEAREST, f"ids = torch.where(ids == -1, experts - 1, ids)\n    {_NEAREST}"), shown_on=_WRONG_IDS)
+wrong("negative_wraps", "SENTINEL", "-1 has no route, but ids from -E to -2 count from the end.", "invalid-wrapped",
+      (_NEAREST, "ids = torch.where((ids < -1) & (ids >= -experts), ids + experts, ids)\n    " + _NEAREST),
+      shown_on=_WRONG_IDS)
 wrong("id_clamped", "SENTINEL", "Ids beyond the last expert are taken for it.", "invalid-clamped",
       (_NONE, "none = ids < 0"), shown_on=_WRONG_IDS)
 wrong("unrouted_counted", "SENTINEL", "Slots without a local expert count as valid rows.", "valid-unrouted",
