@@ -113,6 +113,19 @@ def test_nan_in_other_weights_and_scales_is_seen(name: str) -> None:
         assert scrubbed or case.params["in"] in MICROSCALED
 
 
+@every_operator
+def test_a_routing_weight_that_is_nan_is_no_mask(name: str) -> None:
+    for case in cases(name, "F25-nan-shares"):
+        call, reference = prepared(case.id)
+        weights = call.arguments["topk_weights"]
+        assert bool(reference.golden.isnan().any()) and not bool(reference.golden.isnan().all()), case.id
+        assert failure(case) is None, case.id
+        for value in (0.0, 1.0):
+            found = result(per_expert(name), call, topk_weights=weights.nan_to_num(nan=value))
+            assert verdict(found, call, reference).kind == "nan-map", case.id
+        assert accepted(call, reference) is None, case.id
+
+
 # ---- between the stages ---------------------------------------------------------------------------------------------
 
 

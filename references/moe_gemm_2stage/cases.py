@@ -4,7 +4,7 @@
     bm       rows of a routing block                        in     name of a mode in `dtypes`
     mode     atomic or reduce (stage 2)                     out    f16, bf16, f32
     mask     yes, other: some experts live elsewhere        values   of the mask: one, or any value but 0
-    routing  how tokens choose experts, see `draw`          weights  of the routes: share, or signed
+    routing  how tokens choose experts, see `draw`          weights  of the routes: share, signed, nan
     data     one of `DATA`                                  encoding of fp8: ocp or fnuz
     rule     of re-quantisation between the stages          doweight  where stage 1 applies the routing weight
 """
@@ -96,7 +96,7 @@ def data_of(case: Case) -> str:
     """"coded", integers whose sums are exact, where they are asked for and the operator is linear, else "real": no
     data makes silu exact; nor, where "exact" ones are asked for, sums that are kept in 16 bits. "zero_rows": some rows
     are zeros. "large": results at the end of fp16's range; "larger" and "overflow": many beyond it, of stage 1 and of
-    stage 2. "nonfinite": some rows hold a NaN or, of stage 2's own, an infinity, or a scale that is NaN. "nan_weights":
+    stage 2. "nonfinite": some rows hold a NaN or an infinity, or a scale that is NaN. "nan_weights":
     some channels of weights do. "scales": e8m0 scales at both ends of their range. "block_tops": blocks between the
     stages whose largest magnitude is where the rules of e8m0 scales part. Raises ConformanceError where there are none,
     and where what comes of them is unspecified."""

@@ -198,7 +198,7 @@ def experts_of(of: Extents, routing: str, seed: int, device: torch.device, mask:
 def routing_weights(of: Extents, data: str, kind: str, seed: int, device: torch.device) -> Tensor:
     """fp32 [T, k], strongly uneven, each row's sum 1 up to rounding; powers of two for exact sums.
 
-    ``kind`` "signed": a third of them negative, a sixth 0, and a few of those -0.
+    ``kind`` "signed": a third of them negative, a sixth 0, and a few of those -0. "nan": an eighth of them NaN.
     """
     shape = of.tokens, of.topk
     if data == "coded":
@@ -215,6 +215,8 @@ def routing_weights(of: Extents, data: str, kind: str, seed: int, device: torch.
         found *= torch.tensor([1.0, 1.0, 1.0, -1.0, -1.0, 0.0], device=device)[
             integers(shape, 0, 6, seed + _WEIGHT_SEED + 1, device)]
         found[::4] *= -1.0
+    elif kind == "nan":
+        found[integers(shape, 0, 8, seed + _WEIGHT_SEED + 1, device) == 0] = math.nan
     return found
 
 

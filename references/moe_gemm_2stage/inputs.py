@@ -94,7 +94,7 @@ def _draw(case: Case, sizes: str, device: torch.device, seed: int) -> _Drawn:
     mask = draw.expert_mask(of, cases.choice(case, "mask", ("no", "yes", "other"), "no"), case.get("values", "one"),
                             seed, device)
     ids = draw.experts_of(of, routing, seed, device, mask)
-    signs = cases.choice(case, "weights", ("share", "signed"), "share")
+    signs = cases.choice(case, "weights", ("share", "signed", "nan"), "share")
     weights = draw.routing_weights(of, data, signs, seed, device)
     found = sorting.sort(ids, weights, of.experts, of.block, mask)
     routes = sorting.Sorted(placed(found.token_ids), placed(found.weights), placed(found.expert_ids), found.num_valid,
@@ -137,6 +137,7 @@ def _add_x(point: _Point, arguments: Arguments, places: list[Place]) -> None:
         rows = draw.rows_of(of.tokens, of.hidden, mode, point.data, point.encoding, point.seed + _X, point.device)
         rows = _spoilt(rows, point)
         stored, unused, scale = store_rows(rows, mode, point.encoding), (local < 0).all(dim=1), rows.scale
+        _spoil_floats(stored, ("f16", "bf16"), point)
     _keep("x", stored, scale, unused, arguments, places)
     if mode.microscaled:
         codes = store_scales(rows)
@@ -147,27 +148,35 @@ def _add_a2(point: _Point, arguments: Arguments, places: list[Place]) -> None:
     of = point.of
     count = of.tokens * of.topk
     rows = draw.rows_of(count, of.inter, point.mode, point.data, point.encoding, point.seed + _A2, point.device)
-    in_floats = point.mode.activation in ("fp8", "f16", "bf16")
-    rows = rows if in_floats else _spoilt(rows, point)
+    rows = rows if point.mode.activation == "fp8" else _spoilt(rows, point)
     scale = None if rows.scale is None else rows.scale.flatten()
     stored = store_rows(rows, point.mode, point.encoding)
     if point.mode.microscaled:
         codes = store_scales(rows)
         _keep_blocks("scale_a2", codes.view(of.tokens, of.topk, codes.shape[-1]), of.inter, point, arguments, places)
-    elif in_floats and point.data == "nonfinite":
-        nonfinite.spoil(stored, integers((count,), 0, 4, point.seed + _SPOILT, point.device) == 0, point.seed + _SPOILT)
+    else:
+        _spoil_floats(stored, ("fp8", "f16", "bf16"), point)
     _keep("a2", stored, scale, (point.local < 0).flatten(), arguments, places)
     arguments["a2"] = arguments["a2"].view(of.tokens, of.topk, stored.shape[-1])
 
 
 def _spoilt(rows: Operand, point: _Point) -> Operand:
-    """Rows of which a quarter have a NaN, where the data asks for it, and of fp8 another quarter one of its own."""
-    if point.data != "nonfinite":
+    """Rows of which a quarter have a NaN in a scale, where the data asks for it, and of 8-bit floats another quarter
+    one of their own."""
+    if point.data != "nonfinite" or point.mode.activation in ("f16", "bf16"):
         return rows
     seed = point.seed + _SPOILT
     kind = integers(tuple(rows.payload.shape[:-1]), 0, 4, seed, point.device)
-    found = nonfinite.with_nan(rows, kind == 0, seed)
-    return nonfinite.with_nan(found, kind == 1, seed, in_payload=True) if point.mode.activation == "fp8" else found
+    rows = nonfinite.with_nan(rows, kind == 0, seed)
+    floats = point.mode.activation in ("fp8", "mxfp8")
+    return nonfinite.with_nan(rows, kind == 1, seed, in_payload=True) if floats else rows
+
+
+def _spoil_floats(stored: Tensor, formats: tuple[str, ...], point: _Point) -> None:
+    """NaN and infinities in a quarter of the rows [R, K] of these formats, where the data asks for it."""
+    if point.data == "nonfinite" and point.mode.activation in formats:
+        seed = point.seed + _SPOILT
+        nonfinite.spoil(stored, integers((len(stored),), 0, 4, seed, point.device) == 0, seed)
 
 
 def _keep_blocks(name: str, codes: Tensor, width: int, point: _Point, arguments: Arguments, places: list[Place]
