@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from conformance.case import Case
-from conformance.generate import integers
 from conformance.layouts import place
 from conformance.operator import Arguments, Call, Shared
 from references.moe_gemm_2stage import cases, draw, layouts, nonfinite, scales, sorting
@@ -21,7 +20,6 @@ from references.moe_gemm_2stage.poison import Place, setter
 from references.moe_gemm_2stage.storage import of_expert, store_rows, store_scales, store_weight, weight_scale_shape
 
 _X, _W1, _W2, _A2, _SMOOTH, _SPOILT = 1, 1_000_003, 2_000_003, 3_000_017, 4_000_037, 5_000_011  # seeds of the operands
-_WITH_NAN = {"w1": 1, "w2": 3}  # experts, modulo 4 in a chain and else 2, that nan_weights are of
 
 
 @dataclass(frozen=True)
@@ -53,6 +51,19 @@ class _Point:
     @property
     def device(self) -> torch.device:
         return self.local.device
+
+    @property
+    def chained(self) -> bool:
+        return {"w1", "w2"} <= set(ARGUMENTS[self.operator])
+
+    def spoilt(self, rows: Operand) -> Operand:
+        """The rows, NaN in some of their scales where the data asks for it."""
+        return nonfinite.in_rows(rows, self.mode, self.seed + _SPOILT) if self.data == "nonfinite" else rows
+
+    def spoil(self, stored: Tensor, *formats: str) -> None:
+        """Put NaN and infinities into stored rows of these formats, where the data asks for it."""
+        if self.data == "nonfinite" and self.mode.activation in formats:
+            nonfinite.spoil(stored, self.seed + _SPOILT)
 
 
 def placed(value: Tensor) -> Tensor:
@@ -130,14 +141,14 @@ def _add_x(point: _Point, arguments: Arguments, places: list[Place]) -> None:
     if mode.slot_major:
         rows = draw.smoothed_rows(of.tokens, of.hidden, mode, point.data, point.encoding, point.seed + _X, local,
                                   of.experts)
-        rows = _spoilt(rows, point)
+        rows = point.spoilt(rows)
         stored, unused = layouts.slot_major(store_rows(rows, mode, point.encoding)), (local < 0).T.flatten()
         scale = None if rows.scale is None else layouts.slot_major(rows.scale)
     else:
         rows = draw.rows_of(of.tokens, of.hidden, mode, point.data, point.encoding, point.seed + _X, point.device)
-        rows = _spoilt(rows, point)
+        rows = point.spoilt(rows)
         stored, unused, scale = store_rows(rows, mode, point.encoding), (local < 0).all(dim=1), rows.scale
-        _spoil_floats(stored, ("f16", "bf16"), point)
+        point.spoil(stored, "f16", "bf16")
     _keep("x", stored, scale, unused, arguments, places)
     if mode.microscaled:
         codes = store_scales(rows)
@@ -148,35 +159,16 @@ def _add_a2(point: _Point, arguments: Arguments, places: list[Place]) -> None:
     of = point.of
     count = of.tokens * of.topk
     rows = draw.rows_of(count, of.inter, point.mode, point.data, point.encoding, point.seed + _A2, point.device)
-    rows = rows if point.mode.activation == "fp8" else _spoilt(rows, point)
+    rows = rows if point.mode.activation == "fp8" else point.spoilt(rows)
     scale = None if rows.scale is None else rows.scale.flatten()
     stored = store_rows(rows, point.mode, point.encoding)
     if point.mode.microscaled:
         codes = store_scales(rows)
         _keep_blocks("scale_a2", codes.view(of.tokens, of.topk, codes.shape[-1]), of.inter, point, arguments, places)
     else:
-        _spoil_floats(stored, ("fp8", "f16", "bf16"), point)
+        point.spoil(stored, "fp8", "f16", "bf16")
     _keep("a2", stored, scale, (point.local < 0).flatten(), arguments, places)
     arguments["a2"] = arguments["a2"].view(of.tokens, of.topk, stored.shape[-1])
-
-
-def _spoilt(rows: Operand, point: _Point) -> Operand:
-    """Rows of which a quarter have a NaN in a scale, where the data asks for it, and of 8-bit floats another quarter
-    one of their own."""
-    if point.data != "nonfinite" or point.mode.activation in ("f16", "bf16"):
-        return rows
-    seed = point.seed + _SPOILT
-    kind = integers(tuple(rows.payload.shape[:-1]), 0, 4, seed, point.device)
-    rows = nonfinite.with_nan(rows, kind == 0, seed)
-    floats = point.mode.activation in ("fp8", "mxfp8")
-    return nonfinite.with_nan(rows, kind == 1, seed, in_payload=True) if floats else rows
-
-
-def _spoil_floats(stored: Tensor, formats: tuple[str, ...], point: _Point) -> None:
-    """NaN and infinities in a quarter of the rows [R, K] of these formats, where the data asks for it."""
-    if point.data == "nonfinite" and point.mode.activation in formats:
-        seed = point.seed + _SPOILT
-        nonfinite.spoil(stored, integers((len(stored),), 0, 4, seed, point.device) == 0, seed)
 
 
 def _keep_blocks(name: str, codes: Tensor, width: int, point: _Point, arguments: Arguments, places: list[Place]
@@ -200,9 +192,8 @@ def _add_weight(name: str, rows: int, width: int, seed: int, point: _Point, argu
                 places: list[Place]) -> None:
     """Expert by expert, so that fp32 values of one expert at a time are held; experts without a token get poison."""
     of, mode, device = point.of, point.mode, point.device
-    second = name == "w2" and "w1" in arguments
-    data = "real" if second and point.data == "scales" else point.data
-    if data == "nan_weights" and name == "w1" and "w2" in ARGUMENTS[point.operator] and mode.row_quantised:
+    data = "real" if name == "w2" and point.chained and point.data == "scales" else point.data
+    if data == "nan_weights" and name == "w1" and point.chained and mode.row_quantised:
         data = "real"  # what a row with a NaN is re-quantised to is unspecified
     used = torch.zeros(of.experts, dtype=torch.bool, device=device)
     used[point.local[point.local >= 0].long()] = True
@@ -213,7 +204,7 @@ def _add_weight(name: str, rows: int, width: int, seed: int, point: _Point, argu
         one: Operand = draw.weight_of(expert, rows, width, mode, data, point.encoding, point.seed + seed, name == "w1",
                                       device)
         if data == "nan_weights":
-            one = _spoilt_weight(one, name, expert, point)
+            one = nonfinite.in_channels(one, name, expert, mode, point.chained, point.seed + _SPOILT)
         value, scale = store_weight(one, mode, point.encoding)
         if stored is None:
             stored = placed(value.new_zeros((of.experts, *value.shape[1:]), dtype=value.dtype))
@@ -228,18 +219,6 @@ def _add_weight(name: str, rows: int, width: int, seed: int, point: _Point, argu
         arguments[f"scale_{name}"] = kept
         e8m0 = mode.weight == "mxfp4"
         places.append(Place(kept, scales.unused_channels(~used, rows, width) if e8m0 else ~used, e8m0))
-
-
-def _spoilt_weight(one: Operand, name: str, expert: int, point: _Point) -> Operand:
-    """An expert's weights [1, N, K] of which some channels have a NaN, in a scale, or every other one in a float: those
-    of odd experts, in a chain some of these for w1 and others for w2, so that the one hides nothing of the other."""
-    step = 4 if point.operator == "moe_gemm_2stage" else 2
-    if expert % step != _WITH_NAN[name] % step:
-        return one
-    channel, seed = torch.arange(one.payload.shape[1], device=point.device), point.seed + _SPOILT + expert
-    floats = point.mode.weight in ("fp8", "f16", "bf16")
-    found = nonfinite.with_nan(one, (channel % 16 == 3)[None], seed)
-    return nonfinite.with_nan(found, (channel % 16 == 11)[None], seed, in_payload=floats)
 
 
 def _raw(value: Tensor) -> Tensor:

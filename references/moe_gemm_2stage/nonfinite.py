@@ -9,16 +9,41 @@ import torch
 from torch import Tensor
 
 from conformance.generate import integers
+from references.moe_gemm_2stage.dtypes import Mode
 from references.moe_gemm_2stage.operands import GROUP, Operand
 from references.moe_gemm_2stage.storage import ENCODINGS
 
+_WITH_NAN = {"w1": 1, "w2": 3}  # experts, modulo 4 in a chain and else 2
 
-def spoil(stored: Tensor, chosen: Tensor, seed: int) -> None:
-    """Put one NaN, +infinity or -infinity in turn into the rows of ``stored`` [R, K] that ``chosen`` [R] masks; of a
-    format without infinities NaN alone. Raises TypeError for integers."""
+
+def in_rows(rows: Operand, mode: Mode, seed: int) -> Operand:
+    """Rows [..., rows, K] of which a quarter have a NaN in a scale, and of 8-bit floats another quarter one of their
+    own; 16-bit ones as they are, see `spoil`."""
+    if mode.activation in ("f16", "bf16"):
+        return rows
+    kind = integers(tuple(rows.payload.shape[:-1]), 0, 4, seed, rows.payload.device)
+    rows = with_nan(rows, kind == 0, seed)
+    return with_nan(rows, kind == 1, seed, in_payload=True) if mode.activation in ("fp8", "mxfp8") else rows
+
+
+def in_channels(weight: Operand, name: str, expert: int, mode: Mode, chained: bool, seed: int) -> Operand:
+    """An expert's weights [1, N, K] of which some channels have a NaN, in a scale, or every other one in a float: those
+    of odd experts, in a chain some of these for w1 and others for w2, so that the one hides nothing of the other."""
+    step = 4 if chained else 2
+    if expert % step != _WITH_NAN[name] % step:
+        return weight
+    channel = torch.arange(weight.payload.shape[1], device=weight.payload.device)
+    found = with_nan(weight, (channel % 16 == 3)[None], seed + expert)
+    floats = mode.weight in ("fp8", "f16", "bf16")
+    return with_nan(found, (channel % 16 == 11)[None], seed + expert, in_payload=floats)
+
+
+def spoil(stored: Tensor, seed: int) -> None:
+    """Put one NaN, +infinity or -infinity in turn into a quarter of the rows of ``stored`` [R, K]; of a format without
+    infinities NaN alone. Raises TypeError for integers."""
     if not stored.dtype.is_floating_point:
         raise TypeError(f"rows of {stored.dtype} hold no NaN")
-    rows = chosen.nonzero().flatten()
+    rows = (integers((len(stored),), 0, 4, seed, stored.device) == 0).nonzero().flatten()
     columns = integers((len(rows),), 0, stored.shape[1], seed, stored.device)
     if stored.element_size() == 1:
         stored.view(torch.uint8)[rows, columns] = ENCODINGS[stored.dtype].nan
