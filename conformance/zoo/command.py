@@ -8,24 +8,23 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from conformance.console import print_table
+from conformance.environment import ABSENT, chosen_archs
 from conformance.errors import ConformanceError
 from conformance.options import Selection
 from conformance.registry import MUTANTS, ROOT, kernels, matrix
-from conformance.zoo.kill_matrix import FAILING, KillMatrix, collect, matrix_of, read_results
+from conformance.zoo.assembled import assembled
+from conformance.zoo.kill_matrix import FAILING, KillMatrix, collect, matrix_of
 from conformance.zoo.mutants import Mutant, controls, is_shown, mutants
-from conformance.zoo.rounds import FEW, VARIABLE, Round
+from conformance.zoo.rounds import FEW, Round
+from conformance.zoo.runs import run
 
 TIERS = ("smoke", "edge")
-_CASE_SECONDS = 30  # what an endless kernel costs; right ones compile within it
 
 
 def zoo(selection: Selection, out: Path | None, complete: bool = False) -> bool:
@@ -43,6 +42,11 @@ def zoo(selection: Selection, out: Path | None, complete: bool = False) -> bool:
     if not chosen or (selection.operators and set(chosen) != set(selection.operators)):
         raise ConformanceError(f"{', '.join(selection.operators or wanted)}: no mutants in {MUTANTS}")
     out = out or ROOT / "reports" / "zoo"
+    (arch, device), *more = chosen_archs(selection.archs).items()
+    if more:
+        raise ConformanceError(f"--arch {','.join(selection.archs)}: the zoo runs on one architecture at a time")
+    if device == ABSENT:
+        return assembled(chosen, selection, out / arch)
     matrices = _matrices(chosen, selection, out, complete)
     for one in matrices:
         _print(one)
@@ -87,30 +91,10 @@ def _matrix(name: str, selection: Selection, arch: str, results: Sequence[Any], 
 
 
 def _run(names: Sequence[str], selection: Selection, directory: Path, this: Round | None) -> tuple[str, list[Any]]:
-    """One pytest run over all operators: the architecture, and the results."""
-    directory.mkdir(parents=True, exist_ok=True)
-    log = directory / "pytest.txt"
-    print(f"{', '.join(names)}: {sum(len(mutants(name)) for name in names)} mutants; log: {log}", flush=True)
-    told = {} if this is None else {VARIABLE: this.text()}
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    with log.open("w", encoding="utf-8") as file:
-        code = subprocess.run(_command(names, selection, directory), cwd=ROOT, stdout=file, stderr=file, check=False,
-                              env=os.environ | told | {"PYTHONPATH": path}).returncode
-    records = sorted(directory.glob("*.jsonl"))
-    if code not in (0, 1) or len(records) != 1:
-        tail = " / ".join(log.read_text(encoding="utf-8").strip().splitlines()[-3:])
-        raise ConformanceError(f"pytest ended with {code} on the mutants of {', '.join(names)}: {tail}")
-    return records[0].stem, list(read_results(records[0]))
-
-
-def _command(names: Sequence[str], selection: Selection, directory: Path) -> list[str]:
-    line = [sys.executable, "-m", "pytest", "-q", "-n", "auto", "-p", "no:cacheprovider", "-p", "no:hypothesispytest",
-            "--operator", ",".join(names), "--kernels", MUTANTS, "--tier", ",".join(selection.tiers),
-            "--data", selection.data, "--tb=no", "--vacuity", "off",  # ordinary runs prove that cases can fail
-            f"--case-timeout={_CASE_SECONDS}", f"--report-dir={directory}"]
-    if selection.sizes:
-        line += ["--sizes", selection.sizes]
-    return [*line, *(["--arch", ",".join(selection.archs)] if selection.archs else [])]
+    """One pytest run over all mutants of these operators: the architecture, and the results."""
+    count = sum(len(mutants(name)) for name in names)
+    print(f"{', '.join(names)}: {count} mutants; log: {directory / 'pytest.txt'}", flush=True)
+    return run(names, selection, directory, this, MUTANTS)
 
 
 def _write(result: KillMatrix, directory: Path) -> None:

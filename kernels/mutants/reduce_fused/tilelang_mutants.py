@@ -6,9 +6,11 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from conformance.arch import Arch
+from conformance.route import Lowered, Route
 from conformance.zoo.mutants import control, mutant
-from kernels import tilelang_build
-from kernels.dialect import form_of, fp8_here, target_of
+from kernels import tilelang_build, tilelang_lower
+from kernels.dialect import form_of, fp8_here, fp8_of, target_of
 from kernels.mutants.reduce_fused.steps import OPERATOR
 from kernels.mutants.reduce_fused.tilelang_template import Places, build
 from kernels.reduce_fused.launch import launch, prepare
@@ -53,8 +55,22 @@ def _ahead(name: str, places: Places) -> Callable[[Mapping[str, str], str], None
     return ahead
 
 
+def _for_arch(name: str, params: Mapping[str, str], arch: Arch) -> Spec:
+    return Spec(name, arch.language, params["in"], params["out"], SPAN, 1, fp8=fp8_of(arch))
+
+
+def _route(name: str, params: Mapping[str, str], arch: Arch) -> Route:
+    spec = _for_arch(name, params, arch)
+    return Route(spec.path, str(spec))
+
+
+def _lower(name: str, places: Places, params: Mapping[str, str], arch: Arch) -> Lowered:
+    return tilelang_lower.lower(partial(build, places, _for_arch(name, params, arch)), arch)
+
+
 def _options(name: str, places: Places) -> dict[str, Any]:
-    return {"promise": "bit-exact", "requires": tilelang_build.missing, "prepare": _ahead(name, places)}
+    return {"promise": "bit-exact", "requires": tilelang_build.missing, "prepare": _ahead(name, places),
+            "native": (name, f"{name}/bits"), "route": partial(_route, name), "lower": partial(_lower, name, places)}
 
 
 def _wrong(name: str, fault: str, what: str, diagnosis: str, **places: Any) -> None:
