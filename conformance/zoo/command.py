@@ -19,9 +19,9 @@ from conformance.errors import ConformanceError
 from conformance.options import Selection
 from conformance.registry import MUTANTS, ROOT, kernels, matrix
 from conformance.zoo.assembled import assembled
-from conformance.zoo.kill_matrix import FAILING, KillMatrix, collect, matrix_of
+from conformance.zoo.kill_matrix import KillMatrix, Row, collect, matrix_of
 from conformance.zoo.mutants import Mutant, controls, is_shown, mutants
-from conformance.zoo.rounds import FEW, Round
+from conformance.zoo.rounds import CASE_SECONDS, FEW, Round, is_large
 from conformance.zoo.runs import run
 
 TIERS = ("smoke", "edge")
@@ -56,36 +56,52 @@ def zoo(selection: Selection, out: Path | None, complete: bool = False) -> bool:
 
 
 def _matrices(chosen: Sequence[str], selection: Selection, out: Path, complete: bool) -> list[KillMatrix]:
-    """Both rounds, or the one complete one, of all operators together."""
+    """All rounds, or the one complete one, of all operators together."""
     if complete:
         arch, results = _run(chosen, selection, out / "complete", None)
-    else:
-        arch, results = _run(chosen, selection, out / "round-1", Round())
-        alive = tuple(f"{name}/{one}" for name in chosen for one in _alive(name, arch, results))
+        return [_matrix(name, selection, arch, results, complete) for name in chosen]
+    arch, results = _run(chosen, selection, out / "round-1", Round())
+    for number in (2, 3):
+        large = number == 3
+        alive = [(name, one) for name in chosen for one in _alive(name, arch, results)]
+        if large:
+            alive = [(name, one) for name, one in alive if _has_large(name, selection, arch, one)]
         if alive:
-            print(f"round 2, all other cases of {len(alive)} mutants: "
-                  f"{', '.join(alive[:8])}{', ...' if len(alive) > 8 else ''}", flush=True)
-            results += _run(sorted({label.partition("/")[0] for label in alive}), selection, out / "round-2",
-                            Round(survivors=alive))[1]
+            labels = tuple(f"{name}/{one.name}" for name, one in alive)
+            print(f"round {number}, {'the large cases' if large else 'all other cases'} of {len(labels)} mutants: "
+                  f"{', '.join(labels[:8])}{', ...' if len(labels) > 8 else ''}", flush=True)
+            also = tuple(dict.fromkeys(f"{name}/{one.twin}" for name, one in alive)) if large else ()
+            results += _run(sorted({name for name, _ in alive}), selection, out / f"round-{number}",
+                            Round(survivors=labels + also, large=large))[1]
     return [_matrix(name, selection, arch, results, complete) for name in chosen]
 
 
 def _here(name: str, arch: str) -> dict[str, Mutant]:
     """The mutants of kernels for this kind of device."""
-    device = "cpu" if arch == "cpu" else "cuda"
-    return {key: one for key, one in mutants(name).items() if device in one.kernel.devices}
+    return {key: one for key, one in mutants(name).items() if _device(arch) in one.kernel.devices}
 
 
-def _alive(name: str, arch: str, results: Sequence[Any]) -> list[str]:
-    killed = {result["kernel"] for result in results
-              if result["state"] in FAILING and result["case"].startswith(f"{name}/")}
-    return [key for key in _here(name, arch) if key not in killed]
+def _device(arch: str) -> str:
+    return "cpu" if arch == "cpu" else "cuda"
+
+
+def _alive(name: str, arch: str, results: Sequence[Any]) -> list[Mutant]:
+    """The mutants that nothing has killed yet."""
+    here = _here(name, arch)
+    found = collect(results, name, here, controls(name))
+    return [one for key, one in here.items() if not found[key].cases]
+
+
+def _has_large(name: str, selection: Selection, arch: str, one: Mutant) -> bool:
+    of = matrix(name)
+    return any(is_large(case) and _device(arch) in of.devices(case) and is_shown(one.kernel, case.params)
+               for case in selection.cases_of(of))
 
 
 def _matrix(name: str, selection: Selection, arch: str, results: Sequence[Any], complete: bool) -> KillMatrix:
     known, twins, cases = _here(name, arch), controls(name), selection.cases_of(matrix(name))
     shown = {key: sum(is_shown(one.kernel, case.params) for case in cases) for key, one in known.items()}
-    found = collect(results, name, (*known, *twins))
+    found = collect(results, name, known, twins)
     return matrix_of(found, known, twins, shown, operator=name, arch=arch, tiers=selection.tiers, data=selection.data,
                      complete=complete, elsewhere=tuple(key for key in mutants(name) if key not in known))
 
@@ -110,7 +126,7 @@ def _write(result: KillMatrix, directory: Path) -> None:
 
 
 def _print(result: KillMatrix) -> None:
-    rows = [(row.name, row.fault, "killed" if row.killed else "not run" if not row.executed else "SURVIVED",
+    rows = [(row.name, row.fault, _state(row),
              f"{row.failed}/{row.executed}", " ".join(row.checks), next(iter(row.causes), "-"),
              {True: "yes", False: "NO", None: "-"}[row.diagnosed], "yes" if row.differs_on else "NO")
             for row in result.rows]
@@ -125,6 +141,12 @@ def _print(result: KillMatrix) -> None:
     if result.elsewhere:
         print(f"not for this device: {', '.join(result.elsewhere)}")
     print("diagnosed right: {}/{}".format(*_diagnosed([result])))
+
+
+def _state(row: Row) -> str:
+    if row.killed:
+        return "killed"
+    return "not decided (timeout)" if row.undecided else "SURVIVED" if row.executed else "not run"
 
 
 def _diagnosed(matrices: Sequence[KillMatrix]) -> tuple[int, int]:
@@ -144,7 +166,11 @@ def _print_sums(matrices: Sequence[KillMatrix], seconds: float) -> None:
               "--complete runs all.")
     if flagged := [f"{one.operator}/{name}" for one in matrices for name in one.flagged]:
         print(f"controls flagged: {', '.join(flagged)}")
-    if unseen := [f"{one.operator}/{row.name}" for one in matrices for row in one.rows if not row.differs_on]:
+    if undecided := [f"{one.operator}/{name}" for one in matrices for name in one.undecided]:
+        print(f"not decided (timeout): {', '.join(undecided)}: each was ended by the time limit of {CASE_SECONDS:g} s, "
+              "and its right twin was not seen to be quick on the same case; run the zoo again on an idle machine")
+    if unseen := [f"{one.operator}/{row.name}" for one in matrices for row in one.rows
+                 if not row.differs_on and row.name not in one.undecided]:
         print(f"not seen to differ from their twins: {', '.join(unseen)}")
     print(f"{seconds:.0f} s")
     print(f"killed {sum(one.killed for one in matrices)}/{sum(len(one.rows) for one in matrices)}")

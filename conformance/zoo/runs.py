@@ -13,14 +13,13 @@ from conformance.errors import ConformanceError
 from conformance.options import Selection
 from conformance.registry import ROOT
 from conformance.zoo.kill_matrix import read_results
-from conformance.zoo.rounds import VARIABLE, Round
+from conformance.zoo.rounds import CASE_SECONDS, VARIABLE, Round
 
-CASE_SECONDS = 30  # what an endless kernel costs; right ones compile within it
-ASSEMBLE_SECONDS = 300  # of a case on an absent architecture, whose limit is that of a compiler
+ASSEMBLE_SECONDS = 300.0  # of a case on an absent architecture, whose limit is that of a compiler
 
 
 def run(names: Sequence[str], selection: Selection, directory: Path, this: Round | None, words: str,
-        seconds: int = CASE_SECONDS) -> tuple[str, list[Any]]:
+        seconds: float = CASE_SECONDS) -> tuple[str, list[Any]]:
     """(architecture, results) of one pytest run over the kernels that ``words`` choose, of the operators ``names``.
 
     this: the round that it is; None: all cases of every mutant. seconds: the time limit of a case. Raises
@@ -40,12 +39,12 @@ def run(names: Sequence[str], selection: Selection, directory: Path, this: Round
     return records[0].stem, list(read_results(records[0]))
 
 
-def line(names: Sequence[str], selection: Selection, directory: Path, words: str, seconds: int) -> list[str]:
+def line(names: Sequence[str], selection: Selection, directory: Path, words: str, seconds: float) -> list[str]:
     """The command of such a run."""
     found = [sys.executable, "-m", "pytest", "-q", "-n", "auto", "-p", "no:cacheprovider", "-p", "no:hypothesispytest",
              "--operator", ",".join(names), "--kernels", words, "--tier", ",".join(selection.tiers),
              "--data", selection.data, "--tb=no", "--vacuity", "off",  # ordinary runs prove that cases can fail
-             f"--case-timeout={seconds}", f"--report-dir={directory}"]
+             f"--case-timeout={seconds:g}", f"--report-dir={directory}"]
     if selection.sizes:
         found += ["--sizes", selection.sizes]
     return [*found, *(["--arch", ",".join(selection.archs)] if selection.archs else [])]
