@@ -160,6 +160,14 @@ def test_the_matrix_of_an_operator_is_the_one_that_pytest_runs():
 # ---- an architecture that is not here -----------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("device", "workers"), [("cpu", "auto"), ("absent", "auto"), ("cuda", "8")])
+def test_a_gpu_is_shared_by_half_as_many_processes_as_there_are_cores(device, workers, monkeypatch):
+    monkeypatch.setattr(runs, "chosen_archs", lambda names: {"sm_90": device})
+    monkeypatch.setattr(runs, "cores", lambda: 16)
+    line = runs.line([OPERATOR], zoo.Selection(), Path("out"), MUTANTS, 30.0)
+    assert line[line.index("-n") + 1] == workers
+
+
 def test_compiled_mutants_are_assembled_where_they_cannot_run(capsys, tmp_path, monkeypatch):
     """One row for each mutant and twin; what is only lowered, or refused, is said and fails."""
     rows = [{"operator": OPERATOR, "kernel": name, "state": "pass", "lane": "assemble", "message": "", "stopped": "",

@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from conformance.environment import chosen_archs
 from conformance.errors import ConformanceError
+from conformance.gpus import cores
 from conformance.options import Selection
 from conformance.registry import ROOT
 from conformance.zoo.kill_matrix import read_results
@@ -39,11 +41,17 @@ def run(names: Sequence[str], selection: Selection, directory: Path, this: Round
     return records[0].stem, list(read_results(records[0]))
 
 
+def _workers(selection: Selection) -> str:
+    """On GPUs more processes than usual, one for two cores: cases are small, so that what takes time is launching."""
+    return str(max(1, cores() // 2)) if "cuda" in chosen_archs(selection.archs).values() else "auto"
+
+
 def line(names: Sequence[str], selection: Selection, directory: Path, words: str, seconds: float) -> list[str]:
     """The command of such a run."""
-    found = [sys.executable, "-m", "pytest", "-q", "-n", "auto", "-p", "no:cacheprovider", "-p", "no:hypothesispytest",
-             "--operator", ",".join(names), "--kernels", words, "--tier", ",".join(selection.tiers),
-             "--data", selection.data, "--tb=no", "--vacuity", "off",  # ordinary runs prove that cases can fail
+    found = [sys.executable, "-m", "pytest", "-q", "-n", _workers(selection),
+             "-p", "no:cacheprovider", "-p", "no:hypothesispytest", "--operator", ",".join(names), "--kernels", words,
+             "--tier", ",".join(selection.tiers), "--data", selection.data, "--tb=no",
+             "--vacuity", "off",  # ordinary runs prove that cases can fail
              f"--case-timeout={seconds:g}", f"--report-dir={directory}"]
     if selection.sizes:
         found += ["--sizes", selection.sizes]
