@@ -126,7 +126,7 @@ _wrong("last_block", "TAIL", "The last block of 32 elements is left out of the s
 _wrong("k_128", "TAIL", "The sum ends with the last whole 128 elements.", "k-tail-dropped", "12c",
        (_PRODUCT, "size = max(128, left.shape[1] // 128 * 128)\n    " + _PRODUCT.replace("left", "left[:, :size]")
         .replace("right", "right[:, :size]")), dtypes=_ALL)
-_wrong("sum_bf16", "PRECISION", "Sums are rounded to bf16.", "acc-bf16", "12",
+_wrong("sum_bf16", "PRECISION", "Sums of microscaled products are rounded to bf16.", "acc-bf16", "12",
        (_PRODUCT, _PRODUCT.replace(".float()", ".bfloat16().float()")), dtypes=_ALL)
 
 
