@@ -24,8 +24,9 @@ OK, FAILED, USAGE, INTERRUPTED, NO_READER = 0, 1, 2, 130, 141
 _EPILOG = """\
 exit codes:
   0    done; 'report', 'merge': the records are whole and hold no failure; for 'zoo': every mutant is killed
-  1    'report': the records hold failures or problems, or the run never ended; 'zoo': a mutant survives, was not
-       shown to differ from its twin, or a control is flagged; 'merge': failures, problems, or machines that disagree;
+  1    'report': the records hold failures or problems, or the run never ended; 'zoo': a mutant survives, is not
+       decided, was not shown to differ from its twin, or a control is flagged; 'merge': failures, problems, or
+       machines that disagree;
        'diff': the second run has new failures, or lacks results; 'bench': nothing was timed; 'bench-diff': something
        became slower, or is not timed any more
   2    wrong usage: unknown name, option or case, unreadable or unwritable file; 'merge': shards that are no one run
@@ -59,7 +60,8 @@ something is wrong with the rules, or when there is something to change.
 _ZOO = """\
 Runs tiers (default: smoke,edge) on kernels that are wrong on purpose and on their right twins, through pytest: each
 mutant on a few cases that differ most, and on all others while it is alive; twins on all. Prints which check kills
-which mutant and, last, "killed N/N". Records, logs, kill matrices (JSON) and their pages go below --out.
+which mutant and, last, "killed N/N". Records, logs, kill matrices (JSON) and their pages go below --out. With --arch of
+an architecture that is not here, compiled mutants and twins are lowered and assembled for it: "assembled N/N, not run".
 """
 
 _PIN = """\

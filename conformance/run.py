@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 LANES = 3  # time limits of a case: that of route() and supports(), of lowering, and of assembling
-_DIAGNOSED = 2  # failures of each mutant, in each process
+_DIAGNOSED = 4  # failures of each mutant, in all processes together
 
 
 @dataclass
@@ -180,7 +180,7 @@ class Run:
         from conformance.judge import Judge
 
         if arch not in self._judges:
-            allowance = Allowance(_DIAGNOSED) if this_round() else None
+            allowance = Allowance(-(-_DIAGNOSED // self.worker[1])) if this_round() else None
             self._judges[arch] = Judge(self.settings(arch), self.vacuity, allowance)
         return self._judges[arch]
 

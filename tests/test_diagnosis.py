@@ -17,7 +17,7 @@ from conformance.diagnosis.faulty_casts import casts
 from conformance.diagnosis.regions import region
 from conformance.formats import FORMATS
 from conformance.judge import Judge
-from conformance.registry import MUTANTS, kernels
+from conformance.registry import MUTANTS, kernels, matrix
 from conformance.result import Settings
 from conformance.zoo import mutants
 from conformance.zoo.kill_matrix import cause_of
@@ -227,3 +227,15 @@ def test_a_fault_predicts_nothing_for_a_call_that_it_cannot_act_on():
     by_key = {fault.key: fault.predict(call, columns) for fault in contract().faults}
     assert {key for key, value in by_key.items() if value is None} >= {
         "weights-missing", "x_sf-missing", "sf-missing", "padding-row-0", "x-contiguous", "x-bits"}
+
+
+def test_zeros_of_the_wrong_sign_are_named_and_nothing_else_explains_them():
+    """-0 and +0 are equal as numbers, so that every explanation that leaves them alone seemed to fit."""
+    name = "moe_gemm1"
+    of = matrix(name)
+    known = mutants.mutants(name)["minus_zero_rows"].kernel
+    case = next(case for case in of.plan(("edge",)) if case.family == "F03-sentinel" and case.get("in") == "bf16"
+                and case.get("mask") == "yes")
+    found = Judge(Settings()).run(case, known)
+    assert found.state == "fail" and cause_of(found.record()) == "zero-sign", found.message
+    assert "zeros have the wrong sign (explains 100 %" in found.message and "fits as well" not in found.message

@@ -18,8 +18,8 @@ from conformance.judge import Judge
 from conformance.kernel import LEVELS
 from conformance.registry import MUTANTS, ROOT, arch, kernels, matrix
 from conformance.result import Settings
+from conformance.zoo import assembled, mutants, rounds, runs
 from conformance.zoo import command as zoo
-from conformance.zoo import mutants
 from conformance.zoo.applied import differs
 from conformance.zoo.mutants import FAULTS
 from kernels import tilelang_build, tilelang_lower
@@ -135,13 +135,8 @@ def test_a_run_of_the_zoo(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(zoo, "mutants", lambda name: few)
     monkeypatch.setattr(zoo, "controls", lambda name: {"torch_control": CONTROLS["torch_control"]})
     monkeypatch.setattr(zoo, "MUTANTS", "sentinel_row_0,overflow_fp16,torch_control")
-    real = zoo._command
-
-    def selected(names, selection, directory):
-        line = real(names, selection, directory)
-        return [*line, "-p", "kernels.mutants", "-k", "topk:2"]
-
-    monkeypatch.setattr(zoo, "_command", selected)
+    real = runs.line
+    monkeypatch.setattr(runs, "line", lambda *given: [*real(*given), "-p", "kernels.mutants", "-k", "topk:2"])
     monkeypatch.setattr(zoo, "kernels", lambda *_: [])
     before = {path: path.stat().st_mtime for path in (ROOT / "reports").glob("*")}
     code = cli.main(["zoo", "--operator", OPERATOR, "--tier", "smoke", "--out", str(tmp_path)])
@@ -156,7 +151,69 @@ def test_a_run_of_the_zoo(capsys, tmp_path, monkeypatch):
 
 
 def test_the_matrix_of_an_operator_is_the_one_that_pytest_runs():
-    line = zoo._command([OPERATOR], zoo.Selection(tiers=("smoke", "edge"), data="exact"), Path("out"))
+    line = runs.line([OPERATOR], zoo.Selection(tiers=("smoke", "edge"), data="exact"), Path("out"), MUTANTS, 30.0)
     assert line[line.index("--tier") + 1] == "smoke,edge" and line[line.index("--data") + 1] == "exact"
     assert "--report-dir=out" in line
     assert matrix(OPERATOR).plan(("smoke", "edge"))
+
+
+# ---- an architecture that is not here -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("device", "workers"), [("cpu", "auto"), ("absent", "auto"), ("cuda", "8")])
+def test_a_gpu_is_shared_by_half_as_many_processes_as_there_are_cores(device, workers, monkeypatch):
+    monkeypatch.setattr(runs, "chosen_archs", lambda names: {"sm_90": device})
+    monkeypatch.setattr(runs, "cores", lambda: 16)
+    line = runs.line([OPERATOR], zoo.Selection(), Path("out"), MUTANTS, 30.0)
+    assert line[line.index("-n") + 1] == workers
+
+
+def test_compiled_mutants_are_assembled_where_they_cannot_run(capsys, tmp_path, monkeypatch):
+    """One row for each mutant and twin; what is only lowered, or refused, is said and fails."""
+    rows = [{"operator": OPERATOR, "kernel": name, "state": "pass", "lane": "assemble", "message": "", "stopped": "",
+             "resources": {"config": config, "registers": 40}} for name in (*ZOO, *CONTROLS) if name.startswith("tl_")
+            for config in ("a", "b", "a")]
+    asked = []
+    monkeypatch.setattr(assembled, "run", lambda *given: asked.append(given) or ("sm_120", rows))
+    assert cli.main(["zoo", "--operator", OPERATOR, "--arch", "sm_120", "--out", str(tmp_path)]) == cli.OK
+    out = capsys.readouterr().out
+    assert asked[0][4] == "kernels.mutants.reduce_fused.tilelang_mutants"
+    assert "46 programs for sm_120" in out and out.splitlines()[-1] == "assembled 23/23, not run"
+    rows[0] |= {"lane": "lower", "stopped": "not assembled: no assembler"}
+    rows[4] |= {"state": "error", "message": "refused"}
+    assert cli.main(["zoo", "--operator", OPERATOR, "--arch", "sm_120", "--out", str(tmp_path)]) == cli.FAILED
+    out = capsys.readouterr().out
+    assert out.count("NOT ASSEMBLED") == 2 and "not assembled: no assembler" in out and "refused" in out
+    assert out.splitlines()[-1] == "assembled 21/23, not run"
+
+
+def test_the_zoo_takes_one_architecture(capsys):
+    assert cli.main(["zoo", "--operator", OPERATOR, "--arch", "sm_90,sm_80"]) == cli.USAGE
+    assert "the zoo runs on one architecture at a time" in capsys.readouterr().err
+
+
+def test_a_mutant_routes_and_lowers_its_own_program():
+    """Both are of the edited module, so that compiling ahead knows every program."""
+    table, params = arch("sm_90"), CASES[2].params
+    one = ZOO["tl_row_0"].kernel
+    assert one.route(params, table).path == "tl_row_0" and "tl_row_0" in one.route(params, table).config
+    kernels("moe_gemm2", (MUTANTS,))
+    gemm = mutants.mutants("moe_gemm2")["tl_nibbles"].kernel
+    point = {"in": "int4", "out": "f16", "tokens": "64", "topk": "2", "experts": "4", "bm": "16", "hidden": "256",
+             "inter": "128"}
+    configs = {gemm.route(point | {"mode": mode}, table).config for mode in ("atomic", "reduce")}
+    assert len(configs) == 2 and all(config.startswith("tl_nibbles") for config in configs)
+
+
+def test_large_cases_are_for_what_nothing_else_kills():
+    """Of gigabytes: no twin meets them but beside a mutant that does."""
+    cases = matrix(OPERATOR).plan(("smoke", "edge"))
+    large = {case.id for case in cases if rounds.is_large(case)}
+    one, twin = ZOO["tl_row_0"].kernel, CONTROLS["tl_control"]
+    names = tuple(f"{OPERATOR}/{kernel.name}" for kernel in (one, twin))
+    first, second, third = rounds.Round(), rounds.Round(survivors=names[:1]), rounds.Round(survivors=names, large=True)
+    assert len(large) == 3 and all("F27-large" in name for name in large)
+    assert not large & (first.takes(one, cases) | second.takes(one, cases) | first.takes(twin, cases))
+    assert first.takes(twin, cases) == {case.id for case in cases} - large == first.takes(one, cases) | second.takes(
+        one, cases)
+    assert not second.takes(twin, cases) and third.takes(one, cases) == third.takes(twin, cases) == large

@@ -93,8 +93,8 @@ def test_every_expected_cause_exists(name):
     """Beside the operator's own faults: patterns, casts and what explains itself."""
     general = {"unwritten", "stale-added", "zeroed", "constant-factor", "rows-shifted", "columns-shifted", "one-tile",
                "last-element", "one-element", "history", "remembered-result", "not-repeatable", "overrun", "exception",
-               "input-changed", "cast-truncates", "cast-ties-away", "cast-flushes", "overflow-saturates", "out-bits",
-               *FATAL}
+               "input-changed", "zero-sign", "cast-truncates", "cast-ties-away", "cast-flushes", "overflow-saturates",
+               "out-bits", *FATAL}
     of = operator(name)
     known = {fault.key for fault in (*of.faults, *of.faulty_outputs)} | general
     assert {key for one in mutants.mutants(name).values() for key in one.diagnosis} <= known

@@ -75,14 +75,14 @@ class Evidence:
         """How well a prediction [T, C] fits.
 
         An element is predicted when its bits are, or nearly its value: within the roundings of a sum, and far
-        nearer than the golden is.
+        nearer than the golden is. Zeros of the wrong sign are predicted by their bits alone.
         """
         result, value, off, allowed = self._found
         equal = (bits(result) == bits(predicted)) | (value.isnan() & predicted.double().isnan())
         distance = (value - predicted.double()).abs().nan_to_num(nan=torch.inf, posinf=torch.inf)
         near = distance <= allowed + 4 * self.form.half_ulp(value.abs().nan_to_num(nan=0.0, posinf=0.0))
         near &= distance.isfinite()
-        hit = equal | (near & (distance <= off / 4))
+        hit = equal | (near & (distance <= off / 4) & (off > 0))
         wrong = self.sampled_wrong
         return Measured(int((wrong & hit).sum()), int((~wrong & ~(equal | near)).sum()), wrong & ~hit,
                         int((wrong & equal).sum()))

@@ -34,6 +34,10 @@ def last(evidence: Evidence) -> Iterator[Predicted]:
     raw = bits(golden).clone()
     raw[result.float() == 0] = 0
     yield "zeroed", "elements are left at zero", raw.view(golden.dtype)
+    raw = bits(golden).clone()
+    zeros = (result.float() == 0) & (golden.float() == 0)
+    raw[zeros] = bits(result)[zeros]
+    yield "zero-sign", "zeros have the wrong sign", raw.view(golden.dtype)
     yield from _factor(evidence, golden, result)
     for by in (1, -1):
         where = "next" if by == 1 else "previous"

@@ -8,24 +8,23 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from conformance.console import print_table
+from conformance.environment import ABSENT, chosen_archs
 from conformance.errors import ConformanceError
 from conformance.options import Selection
 from conformance.registry import MUTANTS, ROOT, kernels, matrix
-from conformance.zoo.kill_matrix import FAILING, KillMatrix, collect, matrix_of, read_results
+from conformance.zoo.assembled import assembled
+from conformance.zoo.kill_matrix import KillMatrix, Row, collect, matrix_of
 from conformance.zoo.mutants import Mutant, controls, is_shown, mutants
-from conformance.zoo.rounds import FEW, VARIABLE, Round
+from conformance.zoo.rounds import CASE_SECONDS, FEW, Round, is_large
+from conformance.zoo.runs import run
 
 TIERS = ("smoke", "edge")
-_CASE_SECONDS = 30  # what an endless kernel costs; right ones compile within it
 
 
 def zoo(selection: Selection, out: Path | None, complete: bool = False) -> bool:
@@ -43,6 +42,11 @@ def zoo(selection: Selection, out: Path | None, complete: bool = False) -> bool:
     if not chosen or (selection.operators and set(chosen) != set(selection.operators)):
         raise ConformanceError(f"{', '.join(selection.operators or wanted)}: no mutants in {MUTANTS}")
     out = out or ROOT / "reports" / "zoo"
+    (arch, device), *more = chosen_archs(selection.archs).items()
+    if more:
+        raise ConformanceError(f"--arch {','.join(selection.archs)}: the zoo runs on one architecture at a time")
+    if device == ABSENT:
+        return assembled(chosen, selection, out / arch)
     matrices = _matrices(chosen, selection, out, complete)
     for one in matrices:
         _print(one)
@@ -52,65 +56,61 @@ def zoo(selection: Selection, out: Path | None, complete: bool = False) -> bool:
 
 
 def _matrices(chosen: Sequence[str], selection: Selection, out: Path, complete: bool) -> list[KillMatrix]:
-    """Both rounds, or the one complete one, of all operators together."""
+    """All rounds, or the one complete one, of all operators together."""
     if complete:
         arch, results = _run(chosen, selection, out / "complete", None)
-    else:
-        arch, results = _run(chosen, selection, out / "round-1", Round())
-        alive = tuple(f"{name}/{one}" for name in chosen for one in _alive(name, arch, results))
+        return [_matrix(name, selection, arch, results, complete) for name in chosen]
+    arch, results = _run(chosen, selection, out / "round-1", Round())
+    for number in (2, 3):
+        large = number == 3
+        alive = [(name, one) for name in chosen for one in _alive(name, arch, results)]
+        if large:
+            alive = [(name, one) for name, one in alive if _has_large(name, selection, arch, one)]
         if alive:
-            print(f"round 2, all other cases of {len(alive)} mutants: "
-                  f"{', '.join(alive[:8])}{', ...' if len(alive) > 8 else ''}", flush=True)
-            results += _run(sorted({label.partition("/")[0] for label in alive}), selection, out / "round-2",
-                            Round(survivors=alive))[1]
+            labels = tuple(f"{name}/{one.name}" for name, one in alive)
+            print(f"round {number}, {'the large cases' if large else 'all other cases'} of {len(labels)} mutants: "
+                  f"{', '.join(labels[:8])}{', ...' if len(labels) > 8 else ''}", flush=True)
+            also = tuple(dict.fromkeys(f"{name}/{one.twin}" for name, one in alive)) if large else ()
+            results += _run(sorted({name for name, _ in alive}), selection, out / f"round-{number}",
+                            Round(survivors=labels + also, large=large))[1]
     return [_matrix(name, selection, arch, results, complete) for name in chosen]
 
 
 def _here(name: str, arch: str) -> dict[str, Mutant]:
     """The mutants of kernels for this kind of device."""
-    device = "cpu" if arch == "cpu" else "cuda"
-    return {key: one for key, one in mutants(name).items() if device in one.kernel.devices}
+    return {key: one for key, one in mutants(name).items() if _device(arch) in one.kernel.devices}
 
 
-def _alive(name: str, arch: str, results: Sequence[Any]) -> list[str]:
-    killed = {result["kernel"] for result in results
-              if result["state"] in FAILING and result["case"].startswith(f"{name}/")}
-    return [key for key in _here(name, arch) if key not in killed]
+def _device(arch: str) -> str:
+    return "cpu" if arch == "cpu" else "cuda"
+
+
+def _alive(name: str, arch: str, results: Sequence[Any]) -> list[Mutant]:
+    """The mutants that nothing has killed yet."""
+    here = _here(name, arch)
+    found = collect(results, name, here, controls(name))
+    return [one for key, one in here.items() if not found[key].cases]
+
+
+def _has_large(name: str, selection: Selection, arch: str, one: Mutant) -> bool:
+    of = matrix(name)
+    return any(is_large(case) and _device(arch) in of.devices(case) and is_shown(one.kernel, case.params)
+               for case in selection.cases_of(of))
 
 
 def _matrix(name: str, selection: Selection, arch: str, results: Sequence[Any], complete: bool) -> KillMatrix:
     known, twins, cases = _here(name, arch), controls(name), selection.cases_of(matrix(name))
     shown = {key: sum(is_shown(one.kernel, case.params) for case in cases) for key, one in known.items()}
-    found = collect(results, name, (*known, *twins))
+    found = collect(results, name, known, twins)
     return matrix_of(found, known, twins, shown, operator=name, arch=arch, tiers=selection.tiers, data=selection.data,
                      complete=complete, elsewhere=tuple(key for key in mutants(name) if key not in known))
 
 
 def _run(names: Sequence[str], selection: Selection, directory: Path, this: Round | None) -> tuple[str, list[Any]]:
-    """One pytest run over all operators: the architecture, and the results."""
-    directory.mkdir(parents=True, exist_ok=True)
-    log = directory / "pytest.txt"
-    print(f"{', '.join(names)}: {sum(len(mutants(name)) for name in names)} mutants; log: {log}", flush=True)
-    told = {} if this is None else {VARIABLE: this.text()}
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    with log.open("w", encoding="utf-8") as file:
-        code = subprocess.run(_command(names, selection, directory), cwd=ROOT, stdout=file, stderr=file, check=False,
-                              env=os.environ | told | {"PYTHONPATH": path}).returncode
-    records = sorted(directory.glob("*.jsonl"))
-    if code not in (0, 1) or len(records) != 1:
-        tail = " / ".join(log.read_text(encoding="utf-8").strip().splitlines()[-3:])
-        raise ConformanceError(f"pytest ended with {code} on the mutants of {', '.join(names)}: {tail}")
-    return records[0].stem, list(read_results(records[0]))
-
-
-def _command(names: Sequence[str], selection: Selection, directory: Path) -> list[str]:
-    line = [sys.executable, "-m", "pytest", "-q", "-n", "auto", "-p", "no:cacheprovider", "-p", "no:hypothesispytest",
-            "--operator", ",".join(names), "--kernels", MUTANTS, "--tier", ",".join(selection.tiers),
-            "--data", selection.data, "--tb=no", "--vacuity", "off",  # ordinary runs prove that cases can fail
-            f"--case-timeout={_CASE_SECONDS}", f"--report-dir={directory}"]
-    if selection.sizes:
-        line += ["--sizes", selection.sizes]
-    return [*line, *(["--arch", ",".join(selection.archs)] if selection.archs else [])]
+    """One pytest run over all mutants of these operators: the architecture, and the results."""
+    count = sum(len(mutants(name)) for name in names)
+    print(f"{', '.join(names)}: {count} mutants; log: {directory / 'pytest.txt'}", flush=True)
+    return run(names, selection, directory, this, MUTANTS)
 
 
 def _write(result: KillMatrix, directory: Path) -> None:
@@ -126,7 +126,7 @@ def _write(result: KillMatrix, directory: Path) -> None:
 
 
 def _print(result: KillMatrix) -> None:
-    rows = [(row.name, row.fault, "killed" if row.killed else "not run" if not row.executed else "SURVIVED",
+    rows = [(row.name, row.fault, _state(row),
              f"{row.failed}/{row.executed}", " ".join(row.checks), next(iter(row.causes), "-"),
              {True: "yes", False: "NO", None: "-"}[row.diagnosed], "yes" if row.differs_on else "NO")
             for row in result.rows]
@@ -141,6 +141,12 @@ def _print(result: KillMatrix) -> None:
     if result.elsewhere:
         print(f"not for this device: {', '.join(result.elsewhere)}")
     print("diagnosed right: {}/{}".format(*_diagnosed([result])))
+
+
+def _state(row: Row) -> str:
+    if row.killed:
+        return "killed"
+    return "not decided (timeout)" if row.undecided else "SURVIVED" if row.executed else "not run"
 
 
 def _diagnosed(matrices: Sequence[KillMatrix]) -> tuple[int, int]:
@@ -160,7 +166,11 @@ def _print_sums(matrices: Sequence[KillMatrix], seconds: float) -> None:
               "--complete runs all.")
     if flagged := [f"{one.operator}/{name}" for one in matrices for name in one.flagged]:
         print(f"controls flagged: {', '.join(flagged)}")
-    if unseen := [f"{one.operator}/{row.name}" for one in matrices for row in one.rows if not row.differs_on]:
+    if undecided := [f"{one.operator}/{name}" for one in matrices for name in one.undecided]:
+        print(f"not decided (timeout): {', '.join(undecided)}: each was ended by the time limit of {CASE_SECONDS:g} s, "
+              "and its right twin was not seen to be quick on the same case; run the zoo again on an idle machine")
+    if unseen := [f"{one.operator}/{row.name}" for one in matrices for row in one.rows
+                 if not row.differs_on and row.name not in one.undecided]:
         print(f"not seen to differ from their twins: {', '.join(unseen)}")
     print(f"{seconds:.0f} s")
     print(f"killed {sum(one.killed for one in matrices)}/{sum(len(one.rows) for one in matrices)}")

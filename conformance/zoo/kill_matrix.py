@@ -11,6 +11,7 @@ from typing import Any
 
 from conformance.errors import ConformanceError
 from conformance.zoo.mutants import DIFFERS, Mutant
+from conformance.zoo.rounds import CASE_SECONDS
 
 FAILING = frozenset({"fail", "error", "crash", "timeout"})
 # Every kind of failure that a kernel can be given.
@@ -24,13 +25,16 @@ _SELF_EVIDENT = {
     "form": "form", "crash": "crash", "timeout": "timeout",
 }
 FATAL = frozenset({"crash", "timeout"})  # failures that end the process
+# A twin that was so quick on a case would have ended in time on any machine on which its mutant was ended.
+_QUICK = CASE_SECONDS / 10
 
 
 @dataclass
 class Killed:
-    """What the records say of one mutant. checks: failures by kind and tier. causes: failures by the key of their
-    diagnosis, over those that have one. cases: those that kill it, in the order of the records. differs_on: the first
-    on which it was seen to differ from its twin. seconds: of all its cases."""
+    """What the records say of one mutant or twin. checks: failures by kind and tier. causes: failures by the key of
+    their diagnosis, over those that have one. cases: those that kill it, in the order of the records. passed: seconds
+    of those that it passes. timeouts: results that ended by the time limit, which stand in none of these yet.
+    differs_on: the first case on which it was seen to differ from its twin. seconds: of all its cases."""
 
     executed: int = 0
     differs_on: str = ""
@@ -40,10 +44,23 @@ class Killed:
     reason: str = ""
     checks: dict[str, Counter[str]] = field(default_factory=dict)
     causes: Counter[str] = field(default_factory=Counter)
+    passed: dict[str, float] = field(default_factory=dict)
+    timeouts: list[Mapping[str, Any]] = field(default_factory=list)
 
     @property
     def first(self) -> str:
         return self.cases[0] if self.cases else ""
+
+    def add(self, result: Mapping[str, Any]) -> None:
+        """Count a failure."""
+        if not self.cases:
+            self.first_message = result["message"]
+        self.cases.append(result["case"])
+        self.checks.setdefault(result["kind"] or result["state"], Counter()).update(result["tiers"])
+        if not self.differs_on and (result.get("details") or {}).get(DIFFERS):
+            self.differs_on = result["case"]
+        if cause := cause_of(result):
+            self.causes[cause] += 1
 
 
 def read_results(path: Path) -> Iterable[Mapping[str, Any]]:
@@ -59,9 +76,14 @@ def read_results(path: Path) -> Iterable[Mapping[str, Any]]:
         raise ConformanceError(f"{path} has no end line: the run on the mutants was cut short")
 
 
-def collect(results: Iterable[Mapping[str, Any]], operator: str, names: Iterable[str]) -> dict[str, Killed]:
-    """Per kernel of ``names``, of one operator, what happened to it."""
-    found = {name: Killed() for name in names}
+def collect(results: Iterable[Mapping[str, Any]], operator: str, known: Mapping[str, Mutant],
+            twins: Iterable[str]) -> dict[str, Killed]:
+    """Per mutant of ``known`` and twin, of one operator, what happened to it.
+
+    A time limit shows a fault only where it is the mutant's own, or where its twin was quick on the same case in the
+    same run: a loaded machine ends right kernels too. Other timeouts of mutants stay in ``timeouts``.
+    """
+    found = {name: Killed() for name in (*known, *twins)}
     for result in results:
         if result["kernel"] not in found or not result["case"].startswith(f"{operator}/"):
             continue
@@ -71,18 +93,20 @@ def collect(results: Iterable[Mapping[str, Any]], operator: str, names: Iterable
             entry.reason = entry.reason or result["message"]
             continue
         entry.executed += 1
-        if result["state"] not in FAILING:
-            continue
-        if not entry.cases:
-            entry.first_message = result["message"]
-        entry.cases.append(result["case"])
-        by_tier = entry.checks.setdefault(result["kind"] or result["state"], Counter())
-        by_tier.update(result["tiers"])
-        if not entry.differs_on and (result.get("details") or {}).get(DIFFERS):
-            entry.differs_on = result["case"]
-        cause = cause_of(result)
-        if cause:
-            entry.causes[cause] += 1
+        if result["state"] == "timeout" and result["kernel"] in known:
+            entry.timeouts.append(result)
+        elif result["state"] in FAILING:
+            entry.add(result)
+        elif result["state"] == "pass":
+            entry.passed[result["case"]] = result.get("seconds") or 0.0
+    for name, one in known.items():
+        entry, waiting, twin = found[name], found[name].timeouts, found[one.twin].passed
+        entry.timeouts = []
+        for result in waiting:
+            if "timeout" in one.diagnosis or twin.get(result["case"], CASE_SECONDS) <= _QUICK:
+                entry.add(result)
+            else:
+                entry.timeouts.append(result)
     return found
 
 
@@ -95,7 +119,8 @@ def cause_of(result: Mapping[str, Any]) -> str | None:
 @dataclass(frozen=True)
 class Row:
     """One mutant in the matrix. ``failed`` of the ``executed`` cases kill it; the ``shown`` ones are all that show it,
-    and those left out were not needed to kill it. ``differs_on``: a case on which it gives another result than its
+    and those left out were not needed to kill it. ``undecided``: cases that ended by a time limit which says nothing of
+    the mutant. ``differs_on``: a case on which it gives another result than its
     twin. ``diagnosed``: the explanation that most of its failures name is an expected one; None where nothing was
     diagnosed."""
 
@@ -104,6 +129,7 @@ class Row:
     wrong: str
     twin: str
     killed: bool
+    undecided: int
     failed: int
     executed: int
     shown: int
@@ -139,6 +165,11 @@ class KillMatrix:
     @property
     def killed(self) -> int:
         return sum(row.killed for row in self.rows)
+
+    @property
+    def undecided(self) -> list[str]:
+        """Mutants of which nothing is known but that they, or the machine, were too slow."""
+        return [row.name for row in self.rows if row.undecided and not row.killed]
 
     @property
     def flagged(self) -> list[str]:
@@ -179,11 +210,12 @@ def matrix_of(found: Mapping[str, Killed], mutants: Mapping[str, Mutant], contro
 def _row(entry: Killed, known: Mutant, shown: int, twin: Killed) -> Row:
     differs_on = entry.differs_on
     if entry.checks and set(entry.checks) <= FATAL:  # not to be repeated, and no more is to be shown: its twin passes
-        differs_on = next((case for case in entry.cases if case not in twin.cases), "")
+        differs_on = next((case for case in entry.cases if case in twin.passed), "")
     causes = dict(entry.causes.most_common())
     diagnosed = next(iter(causes)) in known.diagnosis if causes else None
+    checks = {kind: dict(tiers) for kind, tiers in entry.checks.items()}
     return Row(
-        known.name, known.fault, known.wrong, known.twin, bool(entry.cases), len(entry.cases), entry.executed,
-        shown, entry.first, entry.first_message, {kind: dict(tiers) for kind, tiers in entry.checks.items()},
-        known.diagnosis, causes, diagnosed, differs_on, "" if entry.executed else entry.reason,
+        known.name, known.fault, known.wrong, known.twin, bool(entry.cases), len(entry.timeouts), len(entry.cases),
+        entry.executed, shown, entry.first, entry.first_message, checks, known.diagnosis, causes, diagnosed, differs_on,
+        "" if entry.executed else entry.reason,
     )

@@ -1,7 +1,8 @@
-"""Which cases each mutant is run on: few that differ most in the first round, all others in the second, and those only
-for the mutants that the first one has left alive. Right kernels get all cases in the first round.
+"""Which cases each mutant is run on, in three rounds.
 
-A run without rounds gives every mutant all the cases that it is shown on.
+The first: few that differ most; right kernels get all but the large ones, of gigabytes. The second: all others but the
+large ones, for those that are alive. The third: the large ones, for those that are alive still and for their twins. A
+run without rounds gives every mutant all the cases that it is shown on.
 """
 
 from __future__ import annotations
@@ -19,28 +20,38 @@ from conformance.registry import matrix
 from conformance.zoo.mutants import is_control, is_mutant, is_shown
 
 VARIABLE = "CONFORMANCE_ZOO_ROUND"  # how pytest's processes are told
+CASE_SECONDS = 30.0  # what an endless kernel costs; right ones compile within it
 FEW = 24  # from one case of each edge family, as a rule; they kill nine mutants in ten
 
 
 @dataclass(frozen=True)
 class Round:
-    """few: cases of each mutant in the first round. survivors: "operator/name" of those that it left alive; None in
-    the first round itself."""
+    """few: cases of each mutant in the first round. survivors: "operator/name" of the mutants, in the third round of
+    their twins too, that this round is for; None in the first round. large: whether it is the third."""
 
     few: int = FEW
     survivors: tuple[str, ...] | None = None
+    large: bool = False
 
     def text(self) -> str:
-        return json.dumps([self.few, self.survivors])
+        return json.dumps([self.few, self.survivors, self.large])
 
     def takes(self, kernel: Kernel, cases: Sequence[Case]) -> frozenset[str]:
         """Ids of the cases that a mutant or control is run on in this round, of those that it is shown on."""
+        first = self.survivors is None
+        if not first and f"{kernel.operator}/{kernel.name}" not in (self.survivors or ()):
+            return frozenset()
+        if self.large:
+            return frozenset(case.id for case in cases if is_large(case))
+        ids = [case.id for case in in_turn([case for case in cases if not is_large(case)])]
         if is_control(kernel):
-            return frozenset(case.id for case in cases) if self.survivors is None else frozenset()
-        ids = [case.id for case in in_turn(cases)]
-        if self.survivors is None:
-            return frozenset(ids[: self.few])
-        return frozenset(ids[self.few :]) if f"{kernel.operator}/{kernel.name}" in self.survivors else frozenset()
+            return frozenset(ids)
+        return frozenset(ids[: self.few] if first else ids[self.few :])
+
+
+def is_large(case: Case) -> bool:
+    """Whether a case is for one kind of device because of its size. Others of these are for a way to launch."""
+    return bool(matrix(case.operator).devices(case)) and "launch" not in case.params
 
 
 @functools.cache
@@ -49,8 +60,8 @@ def this_round() -> Round | None:
     text = os.environ.get(VARIABLE)
     if not text:
         return None
-    few, survivors = json.loads(text)
-    return Round(few, None if survivors is None else tuple(survivors))
+    few, survivors, large = json.loads(text)
+    return Round(few, None if survivors is None else tuple(survivors), large)
 
 
 def cases_on(kernel: Kernel, cases: Sequence[Case]) -> frozenset[str] | None:
@@ -64,7 +75,7 @@ def cases_on(kernel: Kernel, cases: Sequence[Case]) -> frozenset[str] | None:
 
 def in_turn(cases: Sequence[Case]) -> list[Case]:
     """The cases of all edge families, and those of none, in turn: of each first the smaller half, which cost less and
-    show as much, from far apart. Families for one kind of device, which are the largest, come last."""
+    show as much, from far apart. Families for one kind of device come last."""
     families: dict[tuple[bool, str], list[Case]] = {}
     for case in cases:
         families.setdefault((bool(matrix(case.operator).devices(case)), case.family or ""), []).append(case)

@@ -24,7 +24,7 @@ _CAPTURES = "from conformance import report_path; from kernels.mutants.edit impo
 
 @dataclass(frozen=True)
 class Source:
-    """What a module hands to ``@kernel``: operator, function and options, those that name another kernel left out."""
+    """What a module hands to ``@kernel``: operator, function and options, those that name the kernel left out."""
 
     operator: str
     function: Callable[..., Any]
@@ -33,7 +33,7 @@ class Source:
 
 def captured(operator: str, **options: Any) -> Callable[[Callable[..., Any]], Source]:
     """Stands for ``@kernel`` in edited modules: it registers nothing."""
-    kept = {key: value for key, value in options.items() if key not in ("name", "about", "route", "lower")}
+    kept = {key: value for key, value in options.items() if key not in ("name", "about")}
 
     def capture(function: Callable[..., Any]) -> Source:
         native = options.get("native") or (options.get("name") or function.__name__,)

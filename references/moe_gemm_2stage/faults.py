@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from references.moe_gemm_2stage.faults_of_blocks import BLOCKS
+from references.moe_gemm_2stage.faults_of_elements import ELEMENTS
 from references.moe_gemm_2stage.faults_of_numbers import NUMBERS
 from references.moe_gemm_2stage.faulty import (
     Change,
@@ -259,4 +260,4 @@ ROUTES = (
     fault("weights-in-stage-1", "the routing weight is applied in stage 1 and not in stage 2", _in_stage_1(False)),
     fault("weights-in-both-stages", "the routing weight is applied in stage 1 and again in stage 2", _in_stage_1(True)),
 )
-FAULTS = (*ROUTES, *BLOCKS, *NUMBERS)
+FAULTS = (*ROUTES, *BLOCKS, *ELEMENTS, *NUMBERS)

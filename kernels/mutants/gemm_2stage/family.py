@@ -12,7 +12,7 @@ OPERATORS = {"1": "moe_gemm1", "2": "moe_gemm2", "c": "moe_gemm_2stage"}
 PACKAGE = __name__.rpartition(".")[0]
 _OF = "kernels.gemm_2stage."
 SOURCES = {
-    "torch": tuple(_OF + name for name in ("unpack", "between", "per_expert")),
+    "torch": tuple(_OF + name for name in ("unpack", "between", "microscaled", "per_expert")),
     "tl": tuple(_OF + name for name in ("between", "epilogue", "legacy_template", "launching", "legacy")),
 }
 # What is wrong in one of these is wrong in the others: scales of rows and of channels; groups, and no scale of rows.

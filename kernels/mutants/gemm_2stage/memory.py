@@ -45,6 +45,10 @@ wrong("not_zeroed", "STALE", "Stage 2 does not start from zeros.", "stale-added 
       ("rows = a2.view(-1, a2.shape[-1])\n    out.zero_()", "rows = a2.view(-1, a2.shape[-1])"), dtypes=_ONE)
 wrong("rows_not_zeroed", "STALE", "Rows of slots without an expert are not written.", "unwritten", "1", "per_expert",
       ("tokens, topk = local.shape\n    out.zero_()", "tokens, topk = local.shape"), dtypes=_ONE)
+wrong("minus_zero_rows", "NONFINITE", "Rows of slots without an expert are -0.", "zero-sign", "12", "per_expert",
+      ("tokens, topk = local.shape\n    out.zero_()", "tokens, topk = local.shape\n    out.fill_(-0.0)"),
+      ("rows = a2.view(-1, a2.shape[-1])\n    out.zero_()", "rows = a2.view(-1, a2.shape[-1])\n    out.fill_(-0.0)"),
+      dtypes=("bf16", "int8", "fp4"))
 _stored("added", "STALE", "The result is added to what stood in the output.", "stale-added",
         _plain(lambda out, result: out.copy_(out.float() + result.float())))
 _stored("last_row_unwritten", "STALE", "The last row is not written.", "unwritten",

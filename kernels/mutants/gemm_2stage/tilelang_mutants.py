@@ -6,17 +6,24 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from conformance.zoo.mutants import control, mutant
+from conformance.zoo.mutants import Shown, control, mutant
 from kernels.mutants.edit import Edit, Source
 from kernels.mutants.gemm_2stage.family import OPERATORS, PACKAGE, only, sources
 
 _DTYPES = ("int4",)
+_ALSO = {"moe_gemm1": ("bf16",)}  # outputs but f16 that a mutant is shown on, and so the twin
 _TOKEN = "token = ids[at * block + r] & TOKEN_MASK"
 _SLOT = "slot = ids[at * block + r] >> TOKEN_BITS"
 _TAKEN = "if token < tokens and slot < topk:"
 _SUMS = "row_times_channels(x, w, scale_w, row, block_experts[at], channel, of.channels, acc)"
 _SECOND = "row = token * topk + slot\n"
 _SHARE = "if spec.stage == 2:\n                                sums[0] = sums[0] * shares[at * block + r]"
+
+
+def _shown_on(*out: str) -> Shown:
+    """int4 weights with these outputs, and no forced configuration: each would be a program more."""
+    chosen = only(_DTYPES, out=out)
+    return lambda params: chosen(params) and params.get("launch") != "configs"
 
 
 def _sources(name: str, *edits: Edit, module: str = "legacy_template") -> dict[str, Source]:
@@ -40,12 +47,12 @@ def _wrong(name: str, fault: str, what: str, diagnosis: str, on: str, *edits: Ed
     for letter in on:
         source = found[OPERATORS[letter]]
         mutant(source.operator, name, source.function, fault=fault, wrong=what, twin="tl_control",
-               diagnosis=tuple(diagnosis.split()), shown_on=only(_DTYPES, out=out), **source.options)
+               diagnosis=tuple(diagnosis.split()), shown_on=_shown_on(*out), **source.options)
 
 
 for _source in _sources("tl_control").values():
     control(_source.operator, "tl_control", _source.function, "the unedited TileLang kernel",
-            shown_on=only(_DTYPES), **_source.options)
+            shown_on=_shown_on("f16", *_ALSO.get(_source.operator, ())), **_source.options)
 
 _wrong("tl_padding_0", "SENTINEL", "Padding decodes to token 0 in slot 0.", "padding-row-0", "12",
        (_TOKEN, f"{_TOKEN.replace('= ', '= (')}) % tokens"), (_SLOT, f"{_SLOT.replace('= ', '= (')}) % topk"))

@@ -1,4 +1,4 @@
-"""TileLang mutants and their twin. Each compiles its own program, for x in bf16 and both kinds of output."""
+"""TileLang mutants and their twin. Each compiles one program of its own, for x in bf16 and one kind of output."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from conformance.zoo.mutants import control, mutant
-from kernels import tilelang_build
-from kernels.dialect import form_of, fp8_here, target_of
+from conformance.arch import Arch
+from conformance.route import Lowered, Route
+from conformance.zoo.mutants import Shown, control, mutant
+from kernels import tilelang_build, tilelang_lower
+from kernels.dialect import form_of, fp8_here, fp8_of, target_of
 from kernels.mutants.reduce_fused.steps import OPERATOR
 from kernels.mutants.reduce_fused.tilelang_template import Places, build
 from kernels.reduce_fused.launch import launch, prepare
@@ -22,9 +24,10 @@ _PLACES: dict[str, Places] = {TWIN: Places()}
 SPAN = 128  # columns of one chunk; divides every hidden size of the contract
 
 
-def _only_bf16(params: Mapping[str, str]) -> bool:
-    """Two programs per mutant are enough to compile; what is wrong is wrong for every dtype."""
-    return params["in"] == "bf16"
+def _only(*out: str) -> Shown:
+    """x in bf16 and these outputs: what is wrong is wrong for every dtype, and one program per mutant to compile is
+    enough. The twin has both."""
+    return lambda params: params["in"] == "bf16" and params["out"] in out
 
 
 def program(name: str, target: str, source: str, result: str) -> Any:
@@ -53,18 +56,32 @@ def _ahead(name: str, places: Places) -> Callable[[Mapping[str, str], str], None
     return ahead
 
 
+def _for_arch(name: str, params: Mapping[str, str], arch: Arch) -> Spec:
+    return Spec(name, arch.language, params["in"], params["out"], SPAN, 1, fp8=fp8_of(arch))
+
+
+def _route(name: str, params: Mapping[str, str], arch: Arch) -> Route:
+    spec = _for_arch(name, params, arch)
+    return Route(spec.path, str(spec))
+
+
+def _lower(name: str, places: Places, params: Mapping[str, str], arch: Arch) -> Lowered:
+    return tilelang_lower.lower(partial(build, places, _for_arch(name, params, arch)), arch)
+
+
 def _options(name: str, places: Places) -> dict[str, Any]:
-    return {"promise": "bit-exact", "requires": tilelang_build.missing, "prepare": _ahead(name, places)}
+    return {"promise": "bit-exact", "requires": tilelang_build.missing, "prepare": _ahead(name, places),
+            "native": (name, f"{name}/bits"), "route": partial(_route, name), "lower": partial(_lower, name, places)}
 
 
-def _wrong(name: str, fault: str, what: str, diagnosis: str, **places: Any) -> None:
+def _wrong(name: str, fault: str, what: str, diagnosis: str, out: str = "bf16", **places: Any) -> None:
     changed = _PLACES[name] = Places(**places)
     mutant(OPERATOR, name, _function(name, changed), fault=fault, wrong=what, twin=TWIN,
-           diagnosis=tuple(diagnosis.split()), shown_on=_only_bf16, **_options(name, changed))
+           diagnosis=tuple(diagnosis.split()), shown_on=_only(out), **_options(name, changed))
 
 
 control(OPERATOR, TWIN, _function(TWIN, Places()), "the unmutated twin of the TileLang mutants",
-        shown_on=_only_bf16, **_options(TWIN, Places()))
+        shown_on=_only("bf16", "e4m3"), **_options(TWIN, Places()))
 
 _wrong("tl_row_0", "SENTINEL", "A padding slot reads row 0 and counts.", "padding-row-0", padding_row=0)
 _wrong("tl_zero", "SENTINEL", "Position 0 is taken for padding.", "row-0-as-padding", first_valid=1)
@@ -86,8 +103,9 @@ _wrong("tl_token_shift", "MAP", "Each result goes to the row of the next token."
 _wrong("tl_no_weight", "SEMANTIC", "The weights are left out.", "weights-missing", weight_power=0)
 _wrong("tl_no_x_sf", "SCALE", "x_sf is left out.", "x_sf-missing", x_sf_power=0)
 _wrong("tl_x_sf_twice", "SCALE", "x_sf is applied twice.", "x_sf-twice", x_sf_power=2)
-_wrong("tl_sf_twice", "SCALE", "sf is applied twice.", "sf-twice", sf_power=2)
+_wrong("tl_sf_twice", "SCALE", "sf is applied twice.", "sf-twice", "e4m3", sf_power=2)
 _wrong("tl_bf16_sum", "PRECISION", "The accumulator is bf16.", "acc-bf16", acc="bf16")
 _wrong("tl_fp16_sum", "PRECISION", "The accumulator is fp16.", "acc-fp16", acc="fp16")
 _wrong("tl_truncated", "CASTROUND", "The cast to bf16 truncates.", "cast-truncates", truncate=True)
-_wrong("tl_overflow", "OVERFLOW", "e4m3 saturates at 240.", "overflow-240", overflow=240.0)
+_wrong("tl_overflow", "OVERFLOW", "e4m3 saturates at 240.", "overflow-240", "e4m3",
+       overflow=240.0)
