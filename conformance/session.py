@@ -64,10 +64,14 @@ class Controller:
     def get_ready(self) -> None:
         """Do ahead what takes `start` a second or two: torch is imported and the cases are planned."""
         operators()
-        self._cases  # noqa: B018 - fills the cache
+        self.plan()
         self._probes  # noqa: B018
         if any(map(self._said_of, self.run.archs)):
             self._all_points  # noqa: B018
+
+    def plan(self) -> None:
+        """Expand the matrices. Raises ConformanceError for what only that shows to be wrong in one."""
+        self._cases  # noqa: B018 - fills the cache
 
     @functools.cached_property
     def _cases(self) -> dict[str, Case]:
@@ -105,7 +109,7 @@ class Controller:
         from conformance.runs.timings import check_protocol
 
         division = division or Division()
-        self._cases  # noqa: B018 - node ids are parsed faster, and kept smaller, once the cases are known
+        self.plan()  # node ids are parsed faster, and kept smaller, once the cases are known
         by_arch = self._by_arch([*nodeids, *division.recorded])
         elsewhere, identity, carried = map(
             self._by_arch, (division.elsewhere, division.identity, division.recorded))
