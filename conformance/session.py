@@ -26,7 +26,7 @@ from conformance.pages import make_pages
 from conformance.plan import Planned, parse_nodeid, remember
 from conformance.progress import Display
 from conformance.recorder import Recorder
-from conformance.registry import ROOT, kernels, operators
+from conformance.registry import ROOT, kernels, operator, operators
 from conformance.registry import arch as table_of
 from conformance.result import Result, blank_result
 from conformance.run import Run
@@ -108,6 +108,8 @@ class Controller:
         from conformance.runs.facts import resumed_facts, shard_facts
         from conformance.runs.timings import check_protocol
 
+        for of in self.run.selection.matrices():
+            operator(of.operator)  # a matrix without a contract would run nothing, without a word
         division = division or Division()
         self.plan()  # node ids are parsed faster, and kept smaller, once the cases are known
         by_arch = self._by_arch([*nodeids, *division.recorded])
@@ -142,6 +144,8 @@ class Controller:
             ):
                 recorder.note(problem)
         self.display.start()
+        for remark in filter(None, map(self.run.selection.lacking, self.run.selection.matrices())):
+            self.display.note(remark)
 
     def _timings(self, arch: str, recorder: Recorder, carried: Sequence[bytes]) -> BenchRecorder:
         chosen = self.run.selection

@@ -329,7 +329,7 @@ def test_a_tier_by_way_of_another(tmp_path: Path) -> None:
     ('default_tiers = ["a", "a"]\n' + TIER, "key 'default_tiers': a name stands twice"),
     ("bench_tiers = [[1]]\n" + TIER, "key 'bench_tiers' must be a list of names, is [[1]]"),
     ("group = [[1]]\n" + TIER, "key 'group' must be a list of names, is [[1]]"),
-    ('group = ["pp"]\n' + TIER, "key 'group': 'pp'. Known: data, p, q."),
+    ('group = ["pp"]\n' + TIER, "key 'group': 'pp'. Did you mean 'p'? Known: data, p, q."),
     ('order = ["r"]\n' + TIER, "key 'order': 'r'. Known: data, p, q."),
     ('slots = ""\n' + TIER, "key 'slots' must not be empty"),
     (TIER.replace('"all"', '" "'), "tier 'a': key 'about' must not be empty"),
