@@ -112,7 +112,7 @@ def pytest_collection(session: pytest.Session) -> None:
     """Before matrices are collected, where an error would be one of many lines, they are expanded."""
     if CONTROLLER in session.config.stash:
         try:
-            session.config.stash[CONTROLLER].plan()
+            session.config.stash[CONTROLLER].opening.plan()
         except ConformanceError as error:
             pytest.exit(str(error), returncode=pytest.ExitCode.USAGE_ERROR)
 

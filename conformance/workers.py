@@ -77,7 +77,7 @@ class XdistHooks:
         from conformance.scheduling import GroupScheduling
 
         try:
-            self._controller.get_ready()  # while the workers do the same
+            self._controller.opening.get_ready()  # while the workers do the same
         except ConformanceError as error:
             pytest.exit(str(error), returncode=pytest.ExitCode.USAGE_ERROR)
         self._controller.scheduler = GroupScheduling(

@@ -279,8 +279,6 @@ def test_report_of_no_record_file_is_one_line(capsys, tmp_path):
         (("expectations", "--rule-set", ""), "--rule-set is empty"),
         (("merge", "none.jsonl", "--allow", ","), "--allow is empty"),
         (("report", "none.jsonl", "--out="), "--out is empty"),
-        (("zoo", "--arch", "sm_80"), "--arch sm_80: mutants are executed: give one architecture that is here"),
-        (("zoo", "--arch", "cpu,sm_80"), "--arch cpu,sm_80: mutants are executed"),
         (("zoo", "--expectations", "rules.toml"), "unrecognized arguments"),
         (("lst",), "'list'"),
         ((), "COMMAND"),
