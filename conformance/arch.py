@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from conformance.errors import ConformanceError, unknown_name
 from conformance.expectations.rule import Expectation
 
 # name -> (type of the value, what it says)
@@ -26,6 +27,19 @@ FACTS: Mapping[str, tuple[type, str]] = {
     "async_copies": (dict, "copies from global to shared memory that pass no register, by name"),
 }
 FP8_FORMATS = ("none", "ocp", "fnuz")
+
+
+def kind_of(name: str, where: str) -> type:
+    """Type of the value that a fact has, by the name that rules use: an entry of a table is true or false. Raises
+    ConformanceError for no name of one."""
+    table, dot, entry = name.partition(".")
+    if table not in FACTS:
+        raise unknown_name(f"fact in {where}", name, FACTS)
+    kind = FACTS[table][0]
+    if (kind is dict) != bool(dot and entry):
+        form = f"{table}.NAME, an entry of a table" if kind is dict else table
+        raise ConformanceError(f"{where}: {name!r} must be written {form}")
+    return bool if kind is dict else kind
 
 
 @dataclass(frozen=True)

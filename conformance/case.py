@@ -71,7 +71,7 @@ def parse_case(text: str) -> Case:
     if not _NAME.fullmatch(operator) or (family and not _NAME.fullmatch(family)) or not all(matches):
         raise ConformanceError(
             f"malformed case id {text!r}: expected operator/[family/]key:value-key:value; "
-            "'conformance list' prints the known ones"
+            "'python -m conformance list' prints the known ones"
         )
     params = {match["key"]: match["value"] for match in matches if match}
     if len(params) != len(pairs):

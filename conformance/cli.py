@@ -6,6 +6,7 @@ Each subcommand imports what it needs when it runs: listing ids or counts import
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -32,7 +33,8 @@ exit codes:
   2    wrong usage: unknown name, option or case, unreadable or unwritable file; 'merge': shards that are no one run
   130  interrupted        141  the reader of a pipe went away
 
-Cases are run by pytest: 'pytest -n auto' runs the default tiers, 'pytest --help' lists the same options.
+Cases are run by pytest: 'python -m pytest -n auto' runs the default tiers, 'python -m pytest --help' lists the same
+options.
 """
 
 _LIST = """\
@@ -80,7 +82,9 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand and return the exit code; see the epilog of ``--help``."""
     try:
-        args = _parser().parse_args(argv)
+        words = list(sys.argv[1:] if argv is None else argv)
+        _check_empty(words)
+        args = _parser().parse_args(words)
         put_checkout_first()
         if not matrices():
             raise ConformanceError(f"no matrix was found in {ROOT / 'matrices'}: the suite runs from its checkout")
@@ -99,9 +103,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
+def _check_empty(words: Sequence[str]) -> None:
+    """Raises ConformanceError for an empty word: as a path it would be the current directory, as a name nothing."""
+    for before, word in itertools.pairwise(["", *itertools.takewhile(lambda word: word != "--", words)]):
+        flag, equals, value = word.partition("=")
+        if not word.strip():
+            raise options.empty(before if before.startswith("-") else "an argument")
+        if flag.startswith("--") and equals and not value.strip():
+            raise options.empty(flag)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
-        prog="conformance",
+        prog="python -m conformance",
         description="Conformance of MoE GPU kernels: list cases, show one, repeat one, rebuild reports.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -122,7 +136,10 @@ def _parser() -> argparse.ArgumentParser:
     form.add_argument("--count", action="store_true", help="only how many cases are selected")
     form.add_argument("--coverage", action="store_true", help="how well --tier (default: smoke) covers official")
     form.add_argument("--json", action="store_true", help="id, params, tiers, family, variant, group, devices, as JSON")
-    options.add_to_argparse(listing)
+    options.add_to_argparse(
+        listing, tier="tiers whose cases are listed (default: those that pytest runs)",
+        arch="only cases that are meant for one of these architectures (default: of all)",
+        kernels="only these kernels in the overview; a module adds its own. Cases are the same for all kernels")
 
     one = "id of a case as 'list' prints it, or pytest's node id of an item"
     show = add("show", "all about one case: parameters, shapes, cost, kernels", _show, _SHOW)
@@ -143,7 +160,9 @@ def _parser() -> argparse.ArgumentParser:
     rules = add("expectations", "rules per architecture: what governs what, and what to change", _expectations, _RULES)
     rules.add_argument("--update", metavar="RECORDS", type=Path, help="propose changes that a run asks for, as a diff")
     rules.add_argument("--rule-set", metavar="NAME", help="a published kernel's rules, over its own cells")
-    options.add_to_argparse(rules, but=("--tier", "--sizes", "--data", "--case"))
+    options.add_to_argparse(
+        rules, but=("--tier", "--sizes", "--data", "--case"), arch="architectures (default: all that have a table)",
+        kernels="kernels beside this checkout's, by module, that rules may be about")
 
     pin = add("pin", "accept the reference outputs as they are now", _pin, _PIN)
     options.add_to_argparse(pin, but=tuple(o.flag for o in options.OPTIONS if o.flag != "--operator"))
@@ -151,7 +170,10 @@ def _parser() -> argparse.ArgumentParser:
     zoo = add("zoo", "prove that the suite sees faults: run the mutants", _zoo, _ZOO)
     zoo.add_argument("--out", metavar="DIR", type=Path, help="where everything goes (default: reports/zoo)")
     zoo.add_argument("--complete", action="store_true", help="every mutant on every case, killed or not")
-    options.add_to_argparse(zoo, but=("--kernels", "--case"))
+    options.add_to_argparse(zoo, but=("--kernels", "--case", "--expectations"),
+                            operator="only the mutants of this operator (several: comma-separated; default: all)",
+                            tier="tiers to run (default: smoke,edge)",
+                            arch="one architecture (default: the GPU here, if any, else cpu)")
     return parser
 
 

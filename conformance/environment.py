@@ -9,6 +9,7 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -90,12 +91,23 @@ def chosen_archs(names: tuple[str, ...]) -> dict[str, str]:
         name = next(iter(here))
         return {name: here[name]}
     known = dict.fromkeys((*here, *archs()))
-    if names == ("all",):
+    if "all" in names:
         names = tuple(known)
     for name in names:
         if name not in known:
             raise unknown_name("architecture", name, (*known, "all"))
     return {name: here.get(name, ABSENT) for name in names}
+
+
+@functools.cache
+def python_here() -> str:
+    """What starts this process's Python in a shell whose directory is the checkout: the shortest that does."""
+    own = Path(sys.executable)
+    for name in ("python", "python3"):
+        found = shutil.which(name)
+        if found is not None and Path(found) == own:
+            return name
+    return shlex.quote(str(own.relative_to(ROOT) if own.is_relative_to(ROOT) else own))
 
 
 def version(package: str) -> str | None:

@@ -132,7 +132,8 @@ def print_overview(selection: Selection) -> None:
             for k in kernels(of.operator, selection.kernels)
         ]
         print_table(("kernel", "promises", "about", "runs here"), found, "kernels (--kernels NAME)")
-    print("'conformance list --tier NAME' prints case ids, 'conformance show CASE' all about one, 'pytest' runs them.")
+    print("'python -m conformance list --tier NAME' prints case ids, 'python -m conformance show CASE' all about one, "
+          "'python -m pytest -n auto' runs them.")
 
 
 def _purpose(of: Matrix, tier: str, marked: int) -> str:
@@ -155,6 +156,8 @@ def _selected(selection: Selection) -> Iterator[tuple[Matrix, list[Case]]]:
     """The cases of each matrix that it does not leave out, and where architectures are named that are meant for any of
     them; on stderr how many are not, and why. Raises ConformanceError where a skip of the matrix is about nothing."""
     for of in selection.matrices():
+        if remark := selection.lacking(of):
+            print(remark, file=sys.stderr)
         if stale := of.stale_skips():
             raise ConformanceError("; ".join(stale))
         cases = selection.cases_of(of)

@@ -69,7 +69,8 @@ def _not_held(of: Matrix, wanted: Case, known: Sequence[Case]) -> str:
     other = [f"{key}:{value}" for key, value in nearest.params.items() if wanted.params.get(key) != value]
     return (
         f"no tier of {of.operator} holds the case {wanted.id!r}. The nearest is {nearest.id!r} (it has "
-        f"{', '.join(other) or 'fewer parameters'}); 'conformance list --tier {','.join(of.tier_names)}' prints all"
+        f"{', '.join(other) or 'fewer parameters'}); 'python -m conformance list --tier {','.join(of.tier_names)}' "
+        "prints all"
     )
 
 
@@ -113,11 +114,11 @@ def import_root(kernel: Kernel) -> Path | None:
 def pytest_line(case: Case, chosen: Sequence[Kernel], settings: Settings) -> str:
     """One shell line that reruns the case on these kernels, from the current directory."""
     words = list(dict.fromkeys(selector(kernel) for kernel in chosen))
-    line = rerun_command(case.id, shlex.quote(",".join(words)), settings)
     selected = {kernel.name for kernel in kernels(case.operator, words)}
+    nodes = []
     if len(chosen) == 1 and len(selected) > 1:  # a module's kernels come together: pick the item by its node id
-        node = f"matrices/{matrix(case.operator).path.name}::{chosen[0].name}[{case.name}]"
-        line = line.replace("pytest ", f"pytest {shlex.quote(node)} ", 1)
+        nodes = [shlex.quote(f"matrices/{matrix(case.operator).path.name}::{chosen[0].name}[{case.name}]")]
+    line = rerun_command(case.id, shlex.quote(",".join(words)), settings, *nodes)
     roots = {root for kernel in chosen if (root := import_root(kernel)) is not None}
     if roots:
         path = ":".join(map(shlex.quote, sorted(map(str, roots))))

@@ -20,7 +20,7 @@ from conformance.coverage import covering_subset
 from conformance.errors import ConformanceError, unknown_name
 from conformance.expectations.files import read_skips
 from conformance.expectations.rule import Expectation, matches
-from conformance.matrix_file import EDGE, read_matrix_file, words
+from conformance.matrix_file import EDGE, REQUIRE, check_number, read_matrix_file, words
 
 _ANY = Arch("any")  # skips of a matrix hang on no architecture
 
@@ -89,14 +89,20 @@ class Matrix:
         return None
 
     def stale_skips(self) -> list[str]:
-        """What is wrong with the skips: each must match a case of some tier."""
+        """What is wrong with the skips: each must match a case of some tier, and so must each of its values."""
         left = list(self.skips)
+        values = {(skip.where, key, value) for skip in left for key, condition in skip.match.items()
+                  if isinstance(condition, tuple) for value in condition}
         for tier in (*(name for name, table in self.tables.items() if "expand" in table), EDGE):
-            if left and (tier != EDGE or self.edges):  # edge families take longest to expand
+            if (left or values) and (tier != EDGE or self.edges):  # edge families take longest to expand
                 cases = self.cases(EDGE) if tier == EDGE else self._declared(tier)
                 points = [{**case.params, "family": case.family} for case in cases]
+                values = {(where, key, value) for where, key, value in values
+                          if not any(point.get(key) == value for point in points)}
                 left = [skip for skip in left if not any(matches(skip, point, _ANY) for point in points)]
-        return [f"{skip.where}: stale: it matches no case of {self.operator}; remove or mend it" for skip in left]
+        return [*(f"{skip.where}: stale: it matches no case of {self.operator}; remove or mend it" for skip in left),
+                *(f"{where}: match: no case of {self.operator} has {key} = {value!r}; remove or mend it"
+                  for where, key, value in sorted(values) if where not in {skip.where for skip in left})]
 
     def cases(self, tier: str) -> list[Case]:
         """The cases of one tier, in declared order, each marked with every tier it was declared in here.
@@ -138,7 +144,9 @@ class Matrix:
             own = frozenset({tier})
             cases = [replace(case, tiers=own) for case in self._declared(table["from"])]
             select = table.get("select", {})
+            self._check_axes(cases, table, where)
             cases = [case for case in cases if all(case.get(k) in words(v, k, where) for k, v in select.items())]
+            check_number(table, "cover", len(cases), where)
             if "cover" in table:
                 chosen = covering_subset([case.params for case in cases], table["cover"], table.get("spread", ()))
                 cases = [cases[index] for index in chosen]
@@ -146,14 +154,31 @@ class Matrix:
             raise ConformanceError(f"{where}: no case is left")
         return cases
 
+    def _check_axes(self, cases: Iterable[Case], table: Mapping[str, Any], where: str) -> None:
+        """Parameters by which cases are chosen must be theirs, and values some case's."""
+        known: dict[str, set[str]] = {}
+        for case in cases:
+            for axis, value in case.params.items():
+                known.setdefault(axis, set()).add(value)
+        for key in ("select", "spread"):
+            for axis in table.get(key, ()):
+                if axis not in known:
+                    raise unknown_name(f"parameter in {where}, key {key!r}:", axis, known)
+        for axis, values in table.get("select", {}).items():
+            for value in words(values, axis, where):
+                if value not in known[axis]:
+                    raise unknown_name(f"value of {axis} in {where}, key 'select':", value, known[axis])
+
     def _edge_cases(self, edge: Mapping[str, Any]) -> list[Case]:
         where = f"{self.path.name}: edge family {edge['family']!r}"
         own = frozenset({EDGE})
         cases = [case for block in edge["expand"] for case in self._expand(block, where, edge["family"], own)]
         if not cases:
             raise ConformanceError(f"{where}: no case is left")
+        check_number(edge, "cover", len(cases), where)
         if "cover" in edge:
             cases = [cases[index] for index in covering_subset([case.params for case in cases], edge["cover"])]
+        check_number(edge, "smoke", len(cases), where)
         chosen = set(covering_subset([case.params for case in cases], edge.get("smoke", 0)))
         return [replace(c, tiers=c.tiers | {"smoke"}) if i in chosen else c for i, c in enumerate(cases)]
 
@@ -163,11 +188,11 @@ class Matrix:
 
         A value ``=key`` copies another parameter; ``require`` lists ``["a", "divides", "b"]`` triples.
         """
-        axes = {key: words(values, key, where) for key, values in block.items() if key != "require"}
-        rules = block.get("require", [])
+        axes = {key: words(values, key, where) for key, values in block.items() if key != REQUIRE}
+        rules = block.get(REQUIRE, [])
         for rule in rules:
             fits = isinstance(rule, list) and len(rule) == 3 and rule[1] == "divides"
-            if not fits or rule[0] not in axes or rule[2] not in axes:
+            if not fits or rule[0] not in [*axes] or rule[2] not in [*axes]:
                 raise ConformanceError(f"{where}: rule {rule!r} is not [axis, 'divides', axis]")
         for values in itertools.product(*axes.values()):
             params = dict(zip(axes, values, strict=True))

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from conformance.errors import ConformanceError, unknown_name
 from conformance.kernel import DEVICES
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:  # pragma: no cover - Python 3.10
-    import tomli as tomllib
+from conformance.toml_file import check_size, check_table, parse_toml
 
 EDGE = "edge"
-_TOP = {"operator": str, "about": str, "group": list, "order": list, "default_tiers": list, "bench_tiers": list,
-        "tier": dict, "edge": list, "skip": list, "slots": str}
-_TIER = {"about": str, "expand": list, "from": str, "select": dict, "cover": int, "spread": list, "mark": bool}
-_EDGE = {"family": str, "about": str, "source": str, "expand": list, "cover": int, "smoke": int, "devices": list}
-_TYPES = {str: "a string", list: "a list", dict: "a table", int: "an integer", bool: "true or false"}
+REQUIRE = "require"  # of a block: which of its points there are
+_TOP = {"operator": str, "about": str, "group": list[str], "order": list[str], "default_tiers": list[str],
+        "bench_tiers": list[str], "tier": dict, "edge": list, "skip": list, "slots": str}
+_TIER = {"about": str, "expand": list, "from": str, "select": dict, "cover": int, "spread": list[str], "mark": bool}
+_EDGE = {"family": str, "about": str, "source": str, "expand": list, "cover": int, "smoke": int, "devices": list[str]}
+_DATA = "data"  # a parameter that --data gives to cases without it
 _KEY, _VALUE, _FAMILY = (re.compile(text) for text in (r"[a-z0-9_]+", r"[^-/:\s]+", r"[A-Za-z0-9_.-]+"))
 
 
@@ -31,7 +27,7 @@ def read_matrix_file(path: Path) -> dict[str, Any]:
     check_table(data, _TOP, str(path), ("operator",))
     tables, edges = data.get("tier", {}), data.get("edge", [])
     for name, table in tables.items():
-        check_table(table, _TIER, f"{path}: tier {name!r}")
+        _check_tier(table, f"{path}: tier {name!r}")
     for name in tables:
         _check_source(name, tables, f"{path}: tier {name!r}")
     for number, edge in enumerate(edges):
@@ -44,17 +40,13 @@ def read_matrix_file(path: Path) -> dict[str, Any]:
         for tier in data.get(key, ()):
             if tier not in known:
                 raise unknown_name(f"tier in {path}, key {key!r}:", tier, known)
+    blocks = [block for table in (*tables.values(), *edges) for block in table.get("expand", ())]
+    axes = {_DATA, *(axis for block in blocks for axis in block)}
+    for key in ("group", "order"):
+        for axis in data.get(key, ()):
+            if axis not in axes:
+                raise unknown_name(f"parameter in {path}, key {key!r}:", axis, axes - {REQUIRE})
     return data
-
-
-def parse_toml(path: Path) -> dict[str, Any]:
-    """The content of a TOML file. Raises ConformanceError with file and, where it is malformed, line."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise ConformanceError(f"{path}: malformed TOML: {error}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConformanceError(f"{path}: cannot be read: {error}") from None
 
 
 def words(values: Any, axis: str, where: str) -> list[str]:
@@ -65,12 +57,44 @@ def words(values: Any, axis: str, where: str) -> list[str]:
     for item in items:
         if isinstance(item, bool) or not isinstance(item, (str, int)):
             raise ConformanceError(f"{where}: axis {axis!r}: value {item!r} must be a string or an integer")
+        if isinstance(item, int):
+            check_size(item, f"{where}: axis {axis!r}")
         if not _VALUE.fullmatch(str(item)) or not _KEY.fullmatch(axis):
             raise ConformanceError(f"{where}: axis {axis!r}: no case id can hold {axis}:{item}")
     texts = [str(item) for item in items]
     if len(set(texts)) != len(texts):
         raise ConformanceError(f"{where}: axis {axis!r}: a value stands twice in {items}")
     return texts
+
+
+def check_blocks(table: Mapping[str, Any], where: str) -> None:
+    """Check the form of the blocks that a table expands. Raises ConformanceError."""
+    blocks = table.get("expand", [{"": ""}])
+    if not blocks or not all(isinstance(block, dict) and block.keys() - {REQUIRE} for block in blocks):
+        raise ConformanceError(f"{where}: key 'expand' must list tables of axes, is {blocks!r}")
+    for block in blocks:
+        rules = block.get(REQUIRE, [[]])
+        if not isinstance(rules, list) or not rules:
+            raise ConformanceError(f"{where}: key {REQUIRE!r} must list [axis, 'divides', axis], is {rules!r}")
+
+
+def check_number(table: Mapping[str, Any], key: str, there: int, where: str) -> None:
+    """Check a number of cases that are chosen out of ``there``. Raises ConformanceError."""
+    if key in table and not 1 <= table[key] <= there:
+        raise ConformanceError(f"{where}: {key} = {table[key]}: give a number from 1 to {there}, the cases that there "
+                               "are, or leave it out")
+
+
+def _check_tier(table: Any, where: str) -> None:
+    check_table(table, _TIER, where)
+    check_blocks(table, where)
+    for key in ("select", "cover", "spread", "mark"):
+        if key in table and "from" not in table:
+            raise ConformanceError(f"{where}: key {key!r} says what is taken from another tier: it needs 'from'")
+    if table.get("select") == {}:
+        raise ConformanceError(f"{where}: select = {{}}: leave it out where every case is taken")
+    if "spread" in table and "cover" not in table:
+        raise ConformanceError(f"{where}: key 'spread' says how to choose cases: it needs 'cover'")
 
 
 def _check_source(name: str, tables: Mapping[str, Any], where: str) -> None:
@@ -90,6 +114,7 @@ def _check_source(name: str, tables: Mapping[str, Any], where: str) -> None:
 
 def _check_edge(edge: Any, before: list[str], where: str) -> None:
     check_table(edge, _EDGE, where, ("family", "about", "source", "expand"))
+    check_blocks(edge, where)
     if not _FAMILY.fullmatch(edge["family"]):
         raise ConformanceError(f"{where}: no case id can hold this name")
     if edge["family"] in before:
@@ -97,19 +122,3 @@ def _check_edge(edge: Any, before: list[str], where: str) -> None:
     for device in edge.get("devices", ()):
         if device not in DEVICES:
             raise unknown_name(f"device in {where}, key 'devices':", device, DEVICES)
-
-
-def check_table(table: Any, known: Mapping[str, type], where: str, required: tuple[str, ...] = ()) -> None:
-    """Check the keys of a table and the types of their values (``object``: any). Raises ConformanceError."""
-    if not isinstance(table, dict):
-        raise ConformanceError(f"{where}: must be a table")
-    for key in table:
-        if key not in known:
-            raise unknown_name(f"key in {where}:", key, known)
-        if known[key] is not object and type(table[key]) is not known[key]:
-            raise ConformanceError(f"{where}: key {key!r} must be {_TYPES[known[key]]}, is {table[key]!r}")
-    for key in required:
-        if key not in table:
-            raise ConformanceError(f"{where}: key {key!r} is missing")
-    if not all(isinstance(block, dict) and block for block in table.get("expand", ())):
-        raise ConformanceError(f"{where}: key 'expand' must list tables of axes")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -31,10 +32,7 @@ class Output:
 
     @property
     def nbytes(self) -> int:
-        count = 1
-        for extent in self.shape:
-            count *= extent
-        return count * self.dtype.itemsize
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
@@ -75,12 +73,9 @@ PLUS_INFINITY, MINUS_INFINITY, NOT_A_NUMBER = 1, 2, 4  # what may stand in the p
 @dataclass(frozen=True)
 class OracleRows:
     """Rows [start, stop) of the exact result (fp64) and of the error that correct arithmetic may make before the
-    cast to the output format (fp32, same shape, >= 0, rounded up).
-
-    ``also``, uint8 of the same shape, is the sum of what an element may be besides a number within its budget, because
-    the contract leaves order and width of a sum open and some of them overflow: PLUS_INFINITY, MINUS_INFINITY,
-    NOT_A_NUMBER. None where that is nothing anywhere.
-    """
+    cast to the output format (fp32, same shape, >= 0, rounded up). ``also``, uint8 of the same shape, is the sum of
+    what an element may be besides a number within its budget, because the contract leaves order and width of a sum
+    open and some of them overflow: PLUS_INFINITY, MINUS_INFINITY, NOT_A_NUMBER. None where that is nothing anywhere."""
 
     start: int
     stop: int
@@ -151,12 +146,10 @@ class Cost:
 
 @dataclass(frozen=True)
 class Fault:
-    """A faulty semantics that may explain a wrong result.
-
-    key: short and stable. sentence: what the kernel does wrong, as a clause ("padding slots are read as row 0").
-    predict(call, columns): what a kernel with this fault returns for the columns (int64 [C]) of the call as its
-    arguments stand now, [T, C] in the output's dtype; None where the call gives the fault nothing to act on.
-    """
+    """A faulty semantics that may explain a wrong result. key: short and stable. sentence: what the kernel does wrong,
+    as a clause ("padding slots are read as row 0"). predict(call, columns): what a kernel with this fault returns for
+    the columns (int64 [C]) of the call as its arguments stand now, [T, C] in the output's dtype; None where the call
+    gives the fault nothing to act on."""
 
     key: str
     sentence: str
@@ -165,11 +158,9 @@ class Fault:
 
 @dataclass(frozen=True)
 class FaultyOutputs:
-    """A faulty semantics of an operator whose outputs are exact.
-
-    key and sentence as of a `Fault`. predict(call): all outputs of a kernel with this fault, by name and in the forms
-    of the call; None where the call gives the fault nothing to act on.
-    """
+    """A faulty semantics of an operator whose outputs are exact; key and sentence as of a `Fault`. predict(call): all
+    outputs of a kernel with this fault, by name and in the forms of the call; None where the call gives the fault
+    nothing to act on."""
 
     key: str
     sentence: str
@@ -223,13 +214,12 @@ class Operator:
 
     name, about: as printed. arguments: input names in order. variants: public forms; ``variant(case)`` names one.
     validate(arguments, out, strided): raises ValueError or TypeError naming argument, value and rule.
-    inputs(case, sizes, device, shared): the call of a case, ``sizes`` being "official" or "reduced".
-    reference(call, shared): golden and oracle. memory(case, sizes): peak bytes of judging
-    the case once. cost(call): roofline figures. policies: values that are choice, not mathematics. budget: the formula
-    in words. workloads: named model shapes (tokens, topk, hidden). published: the field's tolerance for this operator,
-    where it is not the formats'. faults: faulty semantics that failures are compared with,
-    most specific first; where there are any, the inputs' ``set_poison`` knows a third poison, number 2: finite values
-    that differ from row to row and so tell what was read.
+    inputs(case, sizes, device, shared): the call of a case, ``sizes`` being "official" or "reduced". reference(call,
+    shared): golden and oracle. memory(case, sizes): peak bytes of judging the case once. cost(call): roofline figures.
+    policies: values that are choice, not mathematics. budget: the formula in words. workloads: named model shapes
+    (tokens, topk, hidden). published: the field's tolerance for this operator, where it is not the formats'. faults:
+    faulty semantics that failures are compared with, most specific first; where there are any, the inputs'
+    ``set_poison`` knows a third poison, number 2: finite values that differ from row to row and so tell what was read.
 
     outputs: names of the outputs, where there are several: ``output`` and ``inputs`` then give a form for each,
     ``reference`` gives `References`, and ``validate`` gets the tensors to fill by name. faulty_outputs: what failures

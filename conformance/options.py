@@ -87,6 +87,11 @@ class Selection:
         full = os.environ.get("TK_FULL_TEST") in ("1", "true", "True") and "full" in of.tier_names
         return tuple("full" if full and tier == "official" else tier for tier in of.default_tiers)
 
+    def lacking(self, of: Matrix) -> str:
+        """That a matrix lacks a tier that is asked for, which is no error where another one has it; or nothing."""
+        names = [] if self.cases else [tier for tier in self.tiers if tier not in of.tier_names]
+        return f"{of.operator}: has no tier {' or '.join(names)}, only {', '.join(of.tier_names)}" if names else ""
+
 
 def with_data(case: Case, data: str) -> Case:
     """The case on other data; one that names its own keeps it."""
@@ -116,7 +121,8 @@ def select(get: Callable[[str], Any]) -> Selection:
     for flag, known in (("--sizes", SIZES), ("--data", DATA)):
         if value[flag] is not None and value[flag] not in known:
             raise unknown_name(f"value of {flag}", value[flag], known)
-    operators, tiers = _split(value["--operator"]), _split(value["--tier"])
+    names = {flag: names_in(flag, value[flag]) for flag in ("--operator", "--kernels", "--tier", "--arch")}
+    operators, tiers = names["--operator"], names["--tier"]
     for name in operators:
         matrix(name)
     chosen = [matrix(name) for name in operators] or list(matrices().values())
@@ -124,23 +130,46 @@ def select(get: Callable[[str], Any]) -> Selection:
         if not any(tier in of.tier_names for of in chosen):
             raise unknown_name("tier", tier, {name for of in chosen for name in of.tier_names})
     cases = tuple((value["--case"] or "").split())
+    if value["--case"] is not None and not cases:
+        raise empty("--case")
     for text in cases:
         _find(matrix(parse_case(text).operator), text)
     return Selection(
-        operators, _split(value["--kernels"]), tiers, _split(value["--arch"]), value["--sizes"],
+        operators, names["--kernels"], tiers, names["--arch"], value["--sizes"],
         value["--data"] or "real", cases, _rules(value["--expectations"]),
     )
 
 
 def _rules(text: str | None) -> tuple[Expectation, ...]:
-    return read_rules_file(Path(text)) if text else ()
+    if text is None:
+        return ()
+    if not text.strip():
+        raise empty("--expectations")
+    return read_rules_file(Path(text))
 
 
-def _split(text: str | None) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split(",") if part.strip()) if text else ()
+def names_in(flag: str, text: str | None) -> tuple[str, ...]:
+    """The names of a comma-separated list, each once; none where the option is not given. Raises ConformanceError for
+    an empty name: an option that names nothing, as a script's unset variable makes one, must not mean "all"."""
+    if text is None:
+        return ()
+    names = [part.strip() for part in text.split(",")]
+    if not any(names):
+        raise empty(flag)
+    if not all(names):
+        raise ConformanceError(f"{flag} {text!r}: a name is missing beside a comma")
+    return tuple(dict.fromkeys(names))
 
 
-def add_to_argparse(parser: Any, but: tuple[str, ...] = ()) -> None:
+def empty(flag: str) -> ConformanceError:
+    """The error of an option whose value is empty."""
+    return ConformanceError(f"{flag} is empty: give a value, or leave the option out")
+
+
+def add_to_argparse(parser: Any, but: tuple[str, ...] = (), **helps: str) -> None:
+    """Declare the shared options. ``helps``: what one of them (by its name without dashes) means for this command,
+    where that is something else."""
     for option in OPTIONS:
         if option.flag not in but:
-            parser.add_argument(option.flag, dest=option.dest, metavar=option.metavar, help=option.help)
+            text = helps.get(option.flag.strip("-"), option.help)
+            parser.add_argument(option.flag, dest=option.dest, metavar=option.metavar, help=text)

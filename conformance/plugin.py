@@ -107,6 +107,16 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
     return None
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Before matrices are collected, where an error would be one of many lines, they are expanded."""
+    if CONTROLLER in session.config.stash:
+        try:
+            session.config.stash[CONTROLLER].opening.plan()
+        except ConformanceError as error:
+            pytest.exit(str(error), returncode=pytest.ExitCode.USAGE_ERROR)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
     """However another plugin shuffles, cases that share data stay together: they take their own places in turn."""

@@ -81,8 +81,14 @@ def matrix_files() -> list[Path]:
 
 @functools.cache
 def matrices() -> dict[str, Matrix]:
-    """Every matrix of ``matrices/*.toml`` by operator name. Needs no torch."""
-    return {matrix.operator: matrix for matrix in map(load_matrix, matrix_files())}
+    """Every matrix of ``matrices/*.toml`` by operator name. Needs no torch. Raises ConformanceError for one that has
+    another file's name, and might hide that file's."""
+    found = {}
+    for path in matrix_files():
+        of = found[path.stem] = load_matrix(path)
+        if of.operator != path.stem:
+            raise ConformanceError(f"{path}: operator = {of.operator!r}: must be the file's name, {path.stem!r}")
+    return found
 
 
 def matrix(name: str) -> Matrix:

@@ -8,7 +8,7 @@ from typing import Any
 
 from conformance.applies import why_not_meant
 from conformance.case import Case
-from conformance.environment import ABSENT
+from conformance.environment import ABSENT, python_here
 from conformance.kernel import Kernel
 from conformance.registry import arch, matrix, operator, selector
 
@@ -70,8 +70,10 @@ class Settings:
     arch: str = "cpu"
 
 
-def rerun_command(case: str, kernels: str, settings: Settings) -> str:
-    return f"pytest --case '{case}' --kernels {kernels} --sizes {settings.sizes} --arch {settings.arch}"
+def rerun_command(case: str, kernels: str, settings: Settings, *more: str) -> str:
+    """The shell line that runs a case again in this environment, from the checkout. ``more``: words of it, quoted."""
+    return " ".join([python_here(), "-m pytest", *more, f"--case '{case}' --kernels {kernels} --sizes {settings.sizes}",
+                     f"--arch {settings.arch}"])
 
 
 def blank_result(case: Case, kernel: Kernel, settings: Settings, state: str, **more: Any) -> Result:

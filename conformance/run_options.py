@@ -7,7 +7,7 @@ from typing import Any
 
 from conformance.errors import ConformanceError, unknown_name
 from conformance.memory import parse_bytes
-from conformance.options import VACUITY
+from conformance.options import VACUITY, empty
 
 CASE_TIMEOUT, REPORT_DIR, VACUITY_FLAG, BENCH = "--case-timeout", "--report-dir", "--vacuity", "--conformance-bench"
 RESUME, ANYWAY, SHARD, COSTS = "--resume", "--resume-anyway", "--shard", "--shard-costs"
@@ -41,6 +41,10 @@ def add(group: Any) -> None:
 def checked(get: Callable[[str], Any]) -> tuple[float, str, int | None]:
     """Time limit of a case in seconds, which cases prove themselves, and the memory limit in bytes, from parsed options
     (``get(dest)``). Raises ConformanceError for values that cannot be."""
+    for flag in (REPORT_DIR, RESUME, COSTS):
+        value = get("conformance_" + flag.strip("-").replace("-", "_"))
+        if value is not None and not value.strip():
+            raise empty(flag)
     seconds: float = get("conformance_case_timeout")
     if not 0 <= seconds <= _LONGEST_TIMEOUT:  # also false for nan
         raise ConformanceError(f"{CASE_TIMEOUT} {seconds:g}: give seconds from 0 (no limit) to {_LONGEST_TIMEOUT:g}")

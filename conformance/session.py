@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +13,17 @@ import pytest
 from conformance.bench.protocol import protocol_of
 from conformance.bench.record import TIMING
 from conformance.bench.recorder import BenchRecorder, path_beside
-from conformance.case import Case
 from conformance.environment import ABSENT
 from conformance.errors import ConformanceError
-from conformance.expectations.check import Points, every_point
 from conformance.expectations.held import hold
-from conformance.expectations.rule import Expectation
 from conformance.isolation import Death
 from conformance.kernel import Kernel
+from conformance.opening import Opening
 from conformance.pages import make_pages
-from conformance.plan import Planned, parse_nodeid, remember
+from conformance.plan import Planned, parse_nodeid
 from conformance.progress import Display
 from conformance.recorder import Recorder
-from conformance.registry import ROOT, kernels, operators
+from conformance.registry import ROOT, kernels
 from conformance.registry import arch as table_of
 from conformance.result import Result, blank_result
 from conformance.run import Run
@@ -43,6 +40,7 @@ class Controller:
     def __init__(self, run: Run, directory: Path | None, portion: Portion | None = None) -> None:
         self.run = run
         self.portion = portion or Portion()
+        self.opening = Opening(run, self.portion)
         self.directory = directory or ROOT / "reports" / ("rerun" if run.selection.cases else "")
         self.recorders: dict[str, Recorder] = {}
         self.timings: dict[str, BenchRecorder] = {}
@@ -61,83 +59,27 @@ class Controller:
                 f"--report-dir: cannot write to {self.directory}: {error.strerror}; name another directory"
             ) from None
 
-    def get_ready(self) -> None:
-        """Do ahead what takes `start` a second or two: torch is imported and the cases are planned."""
-        operators()
-        self._cases  # noqa: B018 - fills the cache
-        self._probes  # noqa: B018
-        if any(map(self._said_of, self.run.archs)):
-            self._all_points  # noqa: B018
-
-    @functools.cached_property
-    def _cases(self) -> dict[str, Case]:
-        """The planned cases by id, with the tiers that a node id does not tell."""
-        chosen = self.run.selection
-        found = {case.id: case for of in chosen.matrices() for case in chosen.cases_of(of)}
-        remember(found)
-        return found
-
-    @functools.cached_property
-    def _all_points(self) -> Points:
-        return every_point([rule for arch in self.run.archs for rule in self._said_of(arch)],
-                           self.run.selection.kernels)
-
-    def _said_of(self, arch: str) -> tuple[Expectation, ...]:
-        """The rules and skips of an architecture."""
-        return (*self.run.rules(arch), *table_of(arch).skips)
-
-    @functools.cached_property
-    def _probes(self) -> dict[str, dict[str, dict[str, Any]]]:
-        """What the devices here say of themselves, by architecture."""
-        from conformance.expectations.probe import probe
-
-        return {arch: probe(table_of(arch), device) for arch, device in self.run.archs.items()}
-
     def start(self, nodeids: Sequence[str], workers: int, division: Division | None = None) -> None:
         """Open one record file per architecture, once it is known what will run.
 
         Raises ConformanceError when a run that is to be resumed differs from this one, or a file cannot be written.
         """
-        from conformance.environment import identity as identity_of
-        from conformance.expectations.check import problems
-        from conformance.expectations.probe import disagreements
-        from conformance.runs.facts import resumed_facts, shard_facts
-        from conformance.runs.timings import check_protocol
-
         division = division or Division()
-        self._cases  # noqa: B018 - node ids are parsed faster, and kept smaller, once the cases are known
-        by_arch = self._by_arch([*nodeids, *division.recorded])
-        elsewhere, identity, carried = map(
-            self._by_arch, (division.elsewhere, division.identity, division.recorded))
-        lines: dict[str, dict[str, Any]] = {}
-        for arch, entries in by_arch.items():
-            here = identity_of(arch)
-            line = lines[arch] = self._line(arch, entries, workers, here)
-            if self.portion.shard is not None:
-                whole = self._line(arch, [*entries, *elsewhere.get(arch, ())], workers, here)
-                line["shard"] = shard_facts(self.portion.shard, line, whole, self._pairs(identity.get(arch, ())),
-                                            division, self.portion.costs_digest)
-            if earlier := self.portion.earlier.get(arch):
-                line["resumed"] = resumed_facts(earlier, line, len(carried.get(arch, ())), self.portion.anyway)
-            if timed := self.portion.timings.get(arch):
-                check_protocol(timed, protocol_of(self.run.archs[arch]).record())
+        lines = self.opening.lines(nodeids, workers, division)
+        carried = self.opening.by_arch(division.recorded)
         for arch, line in lines.items():
-            earlier = self.portion.earlier.get(arch)
-            results = [earlier.lines[key(e.case.id, e.kernel)] for e in carried.get(arch, ())] if earlier else []
+            earlier, timed = self.portion.earlier.get(arch), self.portion.timings.get(arch)
+            names = [key(entry.case.id, entry.kernel) for entry in carried.get(arch, ())]
+            results = [earlier.lines[name] for name in names] if earlier else []
             recorder = self.recorders[arch] = Recorder(self.directory / f"{arch}.jsonl", line, results)
             if self.run.selection.bench and self.run.archs[arch] != ABSENT:
-                timed = self.portion.timings.get(arch)
-                self.timings[arch] = self._timings(arch, recorder, [
-                    timed.lines[key(e.case.id, e.kernel)] for e in carried.get(arch, ())] if timed else [])
-            table, rules = table_of(arch), self.run.rules(arch)
-            for problem in (
-                *((earlier.end or {}).get("notes", ()) if earlier else ()),  # a worker lost then is lost still
-                *disagreements(table, self._probes[arch]),
-                *(problems(table, rules, self._all_points) if self._said_of(arch) else ()),
-                *(problem for of in self.run.selection.matrices() for problem in of.stale_skips()),
-            ):
+                self.timings[arch] = self._timings(
+                    arch, recorder, [timed.lines[name] for name in names] if timed else [])
+            for problem in self.opening.problems(arch, earlier):
                 recorder.note(problem)
         self.display.start()
+        for remark in filter(None, map(self.run.selection.lacking, self.run.selection.matrices())):
+            self.display.note(remark)
 
     def _timings(self, arch: str, recorder: Recorder, carried: Sequence[bytes]) -> BenchRecorder:
         chosen = self.run.selection
@@ -145,28 +87,6 @@ class Controller:
                  if kernel.name in recorder.run["planned"]}
         return BenchRecorder(path_beside(recorder.path), recorder.run, protocol_of(self.run.archs[arch]).record(),
                              roles, carried)
-
-    def _by_arch(self, nodeids: Iterable[str]) -> dict[str, list[Planned]]:
-        found: dict[str, list[Planned]] = {}
-        for planned in filter(None, map(parse_nodeid, nodeids)):
-            found.setdefault(self._arch(planned), []).append(planned)
-        return found
-
-    def _line(self, arch: str, entries: Sequence[Planned], workers: int, here: dict[str, Any]) -> dict[str, Any]:
-        from conformance.runs.facts import describe
-
-        points = self._all_points if self.run.rules(arch) else Points.of((), ())
-        return describe(self.run, arch, self._pairs(entries), points, here, workers=workers,
-                        probe=self._probes[arch])
-
-    def _pairs(self, entries: Iterable[Planned]) -> list[tuple[Case, str]]:
-        return [(self._with_tiers(entry), entry.kernel) for entry in entries]
-
-    def _arch(self, planned: Planned) -> str:
-        return planned.arch or next(iter(self.run.archs))
-
-    def _with_tiers(self, entry: Planned) -> Case:
-        return self._cases.get(entry.case.id, entry.case)
 
     def record(self, report: Any) -> None:
         """Write the result that travelled with a report, and the progress line when it is time."""
@@ -182,7 +102,7 @@ class Controller:
                 what = f"{planned.case.id} on {planned.kernel}: failed outside the suite"
                 message = f"{what}: {report.longreprtext[-2000:]}"
                 result = self._blank(planned, "error", kind="suite", message=message).record()
-        arch, timing = self._arch(planned), result.pop(TIMING, None)
+        arch, timing = self.opening.arch_of(planned), result.pop(TIMING, None)
         self.recorders[arch].add(result)
         if arch in self.timings:
             self.timings[arch].add(result, timing)
@@ -194,7 +114,7 @@ class Controller:
         what = f"{planned.case.id} on {planned.kernel}: "
         message = what + death.sentence.removeprefix(what)
         blank = self._blank(planned, death.state, kind=death.state, message=message, trace=death.stack or None)
-        arch = self._arch(planned)
+        arch = self.opening.arch_of(planned)
         result = hold(blank, self._kernel(planned), table_of(arch), self.run.rules(arch))
         report.conformance = result.record() | {"worker": death.worker}
         report.when = "call"
@@ -237,8 +157,8 @@ class Controller:
         return next(k for k in kernels(planned.case.operator, self.run.selection.kernels) if k.name == planned.kernel)
 
     def _blank(self, planned: Planned, state: str, **more: Any) -> Result:
-        settings = self.run.settings(self._arch(planned))
-        return blank_result(self._with_tiers(planned), self._kernel(planned), settings, state, **more)
+        settings = self.run.settings(self.opening.arch_of(planned))
+        return blank_result(self.opening.with_tiers(planned), self._kernel(planned), settings, state, **more)
 
     @property
     def carried(self) -> bool:

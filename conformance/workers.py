@@ -76,7 +76,10 @@ class XdistHooks:
             return None
         from conformance.scheduling import GroupScheduling
 
-        self._controller.get_ready()  # while the workers do the same
+        try:
+            self._controller.opening.get_ready()  # while the workers do the same
+        except ConformanceError as error:
+            pytest.exit(str(error), returncode=pytest.ExitCode.USAGE_ERROR)
         self._controller.scheduler = GroupScheduling(
             len(config.getoption("tx")), group_of, functools.partial(device_bytes, self._controller.run))
         return self._controller.scheduler

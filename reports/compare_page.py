@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 from reports import text
 from reports.compare import Comparison, levels
-from reports.compare_text import spelled, verdict
-from reports.digest import digest
+from reports.compare_text import remarks, spelled, verdict
 from reports.fields import ReportError
 from reports.html import environment, verbatim
 from reports.write import replace
@@ -32,20 +30,6 @@ def render(found: Comparison) -> str:
         found=found, word=word, reason=reason, remarks=list(remarks(found)), alike=levels(found.changed), most=MOST,
         open=OPEN, style=verbatim("report.css"),
     )
-
-
-def remarks(found: Comparison) -> Iterator[str]:
-    """What keeps the runs from being compared without more ado."""
-    for name, records in (("first", found.first), ("second", found.second)):
-        verdict_of_run = digest(records).verdict
-        if records.end is None:
-            yield f"the {name} run did not finish"
-        yield from (f"the {name} run: {note}" for note in verdict_of_run.notes)
-    differing = [name for name in ("sizes", "data") if name in found.environment]
-    if differing:
-        yield f"the runs differ in {' and '.join(differing)}: their numbers are of different inputs"
-    if not found.common:
-        yield "the runs have no result in common"
 
 
 def write_diff(found: Comparison, target: Path) -> Path:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from reports.compare import Change, Comparison, levels
+from reports.digest import digest
 from reports.text import aligned, fraction, number, plural
 from reports.timing import Spread
 
@@ -16,7 +17,8 @@ def tables(found: Comparison, most: int = MOST) -> str:
     first, second = found.first, found.second
     parts = [
         f"{verdict(found)}\nfirst:  {first.path} ({first.run.arch}, {len(first.results)} results)\n"
-        f"second: {second.path} ({second.run.arch}, {len(second.results)} results)",
+        f"second: {second.path} ({second.run.arch}, {len(second.results)} results)"
+        + "".join(f"\nnote: {remark}" for remark in remarks(found)),
         _changes("new failures", found.failures, most),
         _changes("lost results", found.lost, most),
         _changes("fixed", found.fixed, most),
@@ -47,6 +49,23 @@ def verdict(found: Comparison) -> str:
         f"{len(found.fixed)} fixed, {len(found.changed)} changed, {len(found.added)} added; "
         f"{plural(found.common, 'result')} in both"
     )
+
+
+def remarks(found: Comparison) -> Iterator[str]:
+    """What keeps the runs from being compared without more ado."""
+    for name, records in (("first", found.first), ("second", found.second)):
+        verdict_of_run = digest(records).verdict
+        if records.end is None:
+            yield f"the {name} run did not finish"
+        yield from (f"the {name} run: {note}" for note in verdict_of_run.notes)
+    differing = [name for name in ("sizes", "data") if name in found.environment]
+    if differing:
+        yield f"the runs differ in {' and '.join(differing)}: their numbers are of different inputs"
+    for name, own, other in (("first", found.first, found.second), ("second", found.second, found.first)):
+        if alone := [kernel for kernel in own.run.kernels if kernel not in other.run.kernels]:
+            yield f"only the {name} run has {', '.join(alone)}: nothing of {'these' if alone[1:] else 'it'} is compared"
+    if not found.common:
+        yield "the runs have no result in common"
 
 
 def spelled(spread: Spread) -> str:

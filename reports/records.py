@@ -240,7 +240,7 @@ def _run(fields: Fields) -> Run:
         },
         budget=fields.strings(fields.table("budget"), "budget"),
         here=fields.flag("here", True),
-        facts=fields.table("facts"),
+        facts=_facts(fields),
         probe=fields.table("probe"),
         rules=fields.tables("rules"),
         resumed=fields.tables("resumed"),
@@ -248,6 +248,13 @@ def _run(fields: Fields) -> Run:
         merged=fields.table("merged") or None,
         bench=fields.flag("bench"),
     )
+
+
+def _facts(fields: Fields) -> Mapping[str, Any]:
+    found = fields.table("facts")
+    for name, fact in found.items():
+        Fields(fact, f"{fields.where}: facts.{name}")
+    return found
 
 
 def _result(fields: Fields) -> Result:

@@ -4,7 +4,7 @@
 #
 #   bash scripts/conformance.sh                        every operator's default tiers, every kernel
 #   bash scripts/conformance.sh -m smoke               the covering subset, for pull requests
-#   bash scripts/conformance.sh --tier full            see README for all options
+#   bash scripts/conformance.sh --tier full            see docs/options.md for all options
 set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/lib.sh"
 

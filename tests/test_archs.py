@@ -82,6 +82,12 @@ source = "its manual"
     ('language = "hip"', 'language = "hip"\ntarget = { mcpu = "new" }', ("kind = None must be the language",)),
     ('language = "hip"', 'language = "hip"\ntarget = { kind = "hip", mcpi = "new" }', ("'mcpi'", "'mcpu'")),
     ('language = "hip"', 'language = "hip"\nexpect = [{}]', ("1 tables and 0 headers",)),
+    ('language = "hip"', 'language = "hip"\ntarget = {}', ("target = {}", "leave it out")),
+    ("value = 64", "value = 64000000000000000000000", ("'wave'", "needs more than 64 bits")),
+    ("[fact.wave]\nvalue = 64", "[fact.mma]\nvalue = {}", ("'mma'", "must have entries")),
+    ("[fact.wave]\nvalue = 64", '[fact.mma]\nvalue = { "" = true }', ("'mma'", "must have entries")),
+    ('about = "a new chip"', 'about = " "', ("'about' must not be empty",)),
+    ('[fact.fp8]', '[fact]\nfp4 = 3\n[fact.fp8]', ("'fp4'", "must be a table, is 3")),
 ])
 def test_a_malformed_table(tmp_path: Path, old: str, new: str, words: tuple[str, ...]) -> None:
     file = tmp_path / "new.toml"

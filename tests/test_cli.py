@@ -65,6 +65,14 @@ def test_count_is_one_integer(capsys, tier, count):
     assert int(out) == (count or len(matrix(OPERATOR).plan(tier.split(","))))
 
 
+def test_an_operator_without_the_tier_is_told(capsys):
+    code, out, err = run(capsys, "list", "--tier", "full", "--count")
+    assert code == 0
+    assert f"{OPERATOR}: 7489\n" in out and "moe_sorting: 0\n" in out
+    assert "moe_sorting: has no tier full, only official, smoke, masks, models, edge\n" in err
+    assert f"{OPERATOR}: has no tier" not in err
+
+
 def test_count_of_several_operators_names_them(capsys, monkeypatch):
     monkeypatch.setattr(listing, "_selected", lambda _: [(matrix(OPERATOR), [1, 2]), (_Named("other"), [3])])
     _, out, _ = run(capsys, "list", "--count")
@@ -136,7 +144,7 @@ def test_listing_ids_and_counts_imports_no_torch():
 
 
 def test_a_reader_that_goes_away_causes_no_traceback():
-    command = [sys.executable, "-m", "conformance", "list", "--tier", "full"]
+    command = [sys.executable, "-m", "conformance", "list", "--operator", OPERATOR, "--tier", "full"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stderr is not None
         assert process.stdout.readline().startswith(OPERATOR)
@@ -257,7 +265,21 @@ def test_report_of_no_record_file_is_one_line(capsys, tmp_path):
         (("show", f"tests/test_cli.py::{TINY}"), "node id of no case"),
         (("show", TINY, "--kernels", "nobody"), "vectorised"),
         (("list", "--count", "--json"), "not allowed with"),
-        (("list", "--coun"), "conformance --help"),
+        (("list", "--coun"), "python -m conformance --help"),
+        (("list", "--kernels", ""), "--kernels is empty: give a value, or leave the option out"),
+        (("list", "--kernels="), "--kernels is empty"),
+        (("list", "--kernels", ","), "--kernels is empty"),
+        (("list", "--operator", " , "), "--operator is empty"),
+        (("list", "--tier", ",smoke"), "--tier ',smoke': a name is missing beside a comma"),
+        (("list", "--arch", ","), "--arch is empty"),
+        (("list", "--case", " "), "--case is empty"),
+        (("list", "--expectations", ""), "--expectations is empty"),
+        (("repro", TINY, "--kernel", ""), "--kernel is empty"),
+        (("repro", ""), "an argument is empty"),
+        (("expectations", "--rule-set", ""), "--rule-set is empty"),
+        (("merge", "none.jsonl", "--allow", ","), "--allow is empty"),
+        (("report", "none.jsonl", "--out="), "--out is empty"),
+        (("zoo", "--expectations", "rules.toml"), "unrecognized arguments"),
         (("lst",), "'list'"),
         ((), "COMMAND"),
     ],
@@ -282,7 +304,7 @@ def test_help_ends_well(capsys, command):
     with pytest.raises(SystemExit) as ended:
         cli.main([*command.split(), "--help"])
     assert ended.value.code == 0
-    assert "usage: conformance" in capsys.readouterr().out
+    assert "usage: python -m conformance" in capsys.readouterr().out
 
 
 # ---- text ---------------------------------------------------------------------------------------------------------

@@ -50,6 +50,17 @@ def first_of(kernel: str, **edits: Any) -> samples.Change:
     return change
 
 
+def test_runs_of_other_kernels_say_so_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    gone = samples.KERNELS[0]
+    second = content(drop=lambda line: line["kernel"] == gone)
+    second[0]["kernels"] = {name: facts for name, facts in second[0]["kernels"].items() if name != gone}
+    compared(tmp_path, content(), second)
+    code, said, page = diff(tmp_path, capsys)
+    assert code == 1
+    assert f"note: only the first run has {gone}: nothing of it is compared" in said.splitlines()[:6]
+    assert f"only the first run has {gone}" in page
+
+
 def test_the_same_run_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = compared(tmp_path, content(), content())
     assert found.common == 48 and not found.worse and not found.environment

@@ -11,8 +11,9 @@ import pytest
 from conformance.arch import Arch, Fact
 from conformance.errors import ConformanceError
 from conformance.expectations.check import governed, problems
-from conformance.expectations.files import over, read_rules_file
+from conformance.expectations.files import read_rules_file
 from conformance.expectations.rule import NATIVE, Expectation, Outcome, Range, contradiction, expected, matches
+from conformance.expectations.until import over
 
 GFX = Arch("gfx942", facts={"fp8": Fact("fnuz", "ISA"), "shared_bytes": Fact(65536, "ISA"),
                             "atomics": Fact({"pk_bf16": False}, "ISA")})
@@ -125,6 +126,9 @@ def test_sound_rules_have_no_problem_and_their_cases_are_counted() -> None:
 @pytest.mark.parametrize(("fields", "words"), [
     ({"match": {"out": ("fp64",)}}, ("f.toml:3", "stale", "gfx942", "remove or mend")),
     ({"match": {"outt": ("e4m3",)}}, ("f.toml:3", "unknown key", "'outt'", "Did you mean 'out'?")),
+    ({"match": {"out": ("e4m3", "e4m4")}}, ("f.toml:3", "unknown out", "'e4m4'", "Did you mean 'e4m3'?")),
+    ({"match": {"kernel": ("k", "h_tilde")}}, ("f.toml:3", "unknown kernel", "'h_tilde'", "Known: k.")),
+    ({"match": {"operator": ("moe_sortin",)}}, ("f.toml:3", "unknown operator", "Did you mean 'moe_sorting'?")),
     ({"until": "2026-11-29"}, ("f.toml:3", "past its end", "2026-11-29", "move the date")),
     ({"until": "torch>=2.0"}, ("f.toml:3", "past its end", "torch", "is installed")),
     ({"until": "fp8=fnuz"}, ("f.toml:3", "past its end", "fp8 is fnuz now")),
@@ -199,7 +203,7 @@ def test_a_file_of_rules(tmp_path: Path) -> None:
     ('reason = "no fp8"', 'reason = ""', ("'reason' must not be empty",)),
     ('path = "slow"', 'path = ""', ("'path' must not be empty",)),
     ('arch = ["gfx942"]', "arch = []", ("'arch' must not be empty",)),
-    ('arch = ["gfx942"]', "arch = [942]", ("[942] must be a list of names",)),
+    ('arch = ["gfx942"]', "arch = [942]", ("'arch' must be a list of names, is [942]",)),
     ("2026-11-29", "", ("'since' must not be empty",)),
     ("2027-06-30", "triton>=3.0", ("unknown package", "'triton'", "tilelang, torch")),
     ("2027-06-30", "torch>=next", ("'next' is no version",)),
@@ -207,6 +211,16 @@ def test_a_file_of_rules(tmp_path: Path) -> None:
     ("2027-06-30", "fp8=ocq", ("fp8 never has this value",)),
     ("2027-06-30", "shared_bytes=much", ("shared_bytes never has this value",)),
     ("2027-06-30", "atomics=true", ("atomics.NAME",)),
+    ("2027-06-30", "2026-11-29", ("until = '2026-11-29' must be later than since",)),
+    ("{ min = 256 }", "{ min = 256, max = 255 }", ("no number is in the range from 256 to 255",)),
+    ("{ min = 256 }", "{ min = 256000000000000000000 }", ("'min'", "needs more than 64 bits")),
+    ("{ min = 256 }", '["256", 256]', ("a value stands twice",)),
+    ("{ min = 256 }", '""', ("'' must be a string", "not empty")),
+    ('reason = "no fp8"', 'reason = "  "', ("'reason' must not be empty",)),
+    ('path = "slow"', 'path = " "', ("'path' must not be empty",)),
+    ('path = "slow"', 'path = "slow"\nfacts = {}', ("facts = {}: leave it out",)),
+    ('arch = ["gfx942"]', 'arch = ["gfx942", "gfx942"]', ("'arch': a name stands twice",)),
+    ('expect = "fallback"\npath = "slow"', 'expect = "known-failure"\nsignature = "x"\nfailure = ""', ("'failure'",)),
 ])
 def test_what_is_wrong_in_a_rule_is_said_with_file_and_line(tmp_path: Path, old: str, new: str,
                                                             words: tuple[str, ...]) -> None:

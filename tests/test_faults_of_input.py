@@ -24,6 +24,18 @@ WRONG_OPTIONS = [
     (("--case-timeout=-1",), ("--case-timeout -1", "seconds from 0")),
     (("--case-timeout", "nan"), ("--case-timeout nan",)),
     (("--memory-limit", "plenty"), ("--memory-limit plenty", "24GB")),
+    (("--kernels", ""), ("--kernels is empty", "leave the option out")),
+    (("--kernels", ","), ("--kernels is empty",)),
+    (("--kernels", "h_tiled,"), ("--kernels 'h_tiled,': a name is missing",)),
+    (("--operator", ""), ("--operator is empty",)),
+    (("--tier", ","), ("--tier is empty",)),
+    (("--arch", ""), ("--arch is empty",)),
+    (("--case", " "), ("--case is empty",)),
+    (("--expectations=",), ("--expectations is empty",)),
+    (("--resume=",), ("--resume is empty",)),
+    (("--shard", "1/2", "--shard-costs="), ("--shard-costs is empty",)),
+    (("--shard", ""), ("--shard : give I/N",)),
+    (("--memory-limit", ""), ("--memory-limit : give a size",)),
 ]
 
 
@@ -87,8 +99,9 @@ def checkout(tmp_path: Path) -> Path:
         ('operator = "', "operator = ", ("malformed TOML", "line")),
         ("default_tiers = [", 'default_tiers = ["nope", ', ("unknown tier", "'nope'", "official")),
         ("cover = 48", "coverage = 48", ("unknown key", "'coverage'", "cover")),
+        (f'operator = "{OPERATOR}"', 'operator = "moe_sorting"', ("'moe_sorting'", "must be the file's name")),
     ],
-    ids=["syntax", "tier", "key"],
+    ids=["syntax", "tier", "key", "operator"],
 )
 def test_matrix_files(checkout: Path, tmp_path: Path, old: str, new: str, words: tuple[str, ...]) -> None:
     file = checkout / "matrices" / f"{OPERATOR}.toml"
@@ -96,3 +109,22 @@ def test_matrix_files(checkout: Path, tmp_path: Path, old: str, new: str, words:
     assert old in text
     file.write_text(text.replace(old, new, 1), encoding="utf-8")
     assert is_one_line(run(tmp_path, root=checkout), file.name, *words)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_number_that_only_expanding_shows_to_be_wrong(checkout: Path, tmp_path: Path, workers: int) -> None:
+    file = checkout / "matrices" / f"{OPERATOR}.toml"
+    text = file.read_text(encoding="utf-8")
+    file.write_text(text.replace("cover = 48", "cover = -3", 1), encoding="utf-8")
+    ran = run(tmp_path, "--operator", OPERATOR, "-n", str(workers), root=checkout)
+    assert ran.code == 4, ran.output
+    assert f"{file.name}: tier 'smoke': cover = -3: give a number from 1 to 1152" in ran.output
+    assert "Traceback" not in ran.output and "INTERNALERROR" not in ran.output
+
+
+def test_a_matrix_whose_operator_nobody_defines(checkout: Path, tmp_path: Path) -> None:
+    text = (checkout / "matrices" / "moe_sorting.toml").read_text(encoding="utf-8")
+    (checkout / "matrices" / "moe_new.toml").write_text(text.replace('"moe_sorting"', '"moe_new"'), encoding="utf-8")
+    ran = run(tmp_path, "--tier", "smoke", "--kernels", "vectorised", "-n", "0", root=checkout)
+    assert ran.code == 4, ran.output
+    assert "unknown operator 'moe_new'. " in ran.output and "Traceback" not in ran.output

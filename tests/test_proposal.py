@@ -13,8 +13,8 @@ from conformance import cli
 from conformance.errors import ConformanceError
 from conformance.expectations import proposal
 from conformance.expectations.proposal import _without, propose
-from conformance.matrix_file import tomllib
 from conformance.registry import matrix
+from conformance.toml_file import tomllib
 
 RULES = """# a table
 name = "gfx942"

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from conformance import cli, lookup, repro
+from conformance import cli, environment, lookup, repro
 from conformance.errors import ConformanceError
 from conformance.guards import checksum
 from conformance.operator import Shared
@@ -87,8 +87,32 @@ def test_repro_prints_one_line_and_nothing_else(capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
     assert cli.main(["repro", TINY, "--kernel", "vectorised", *ON_CPU]) == 0
     out, err = capsys.readouterr()
-    assert out == f"pytest --case '{TINY}' --kernels vectorised --sizes reduced --arch cpu\n"
+    line = f"-m pytest --case '{TINY}' --kernels vectorised --sizes reduced --arch cpu\n"
+    assert out == f"{environment.python_here()} {line}"
     assert err == ""
+
+
+def test_the_line_works_where_no_pytest_is_on_the_path(tmp_path):
+    here = os.environ | {"PATH": "/usr/bin:/bin"}
+    told = subprocess.run([sys.executable, "-m", "conformance", "repro", TINY, "--kernel", "vectorised", *ON_CPU],
+                          cwd=ROOT, env=here, capture_output=True, text=True, check=True)
+    again = subprocess.run(f"{told.stdout.strip()} --collect-only -q -p no:cacheprovider", shell=True, cwd=ROOT,
+                           env=here, capture_output=True, text=True, check=False)
+    assert again.returncode == 0, again.stderr
+    assert f"vectorised[{TINY.partition('/')[2]}]" in again.stdout
+
+
+def test_the_shortest_name_of_this_python(monkeypatch, tmp_path):
+    for own, path, name in (
+        (tmp_path / "bin" / "python", tmp_path / "bin", "python"),
+        (tmp_path / "bin" / "python", tmp_path / "other", shlex.quote(str(tmp_path / "bin" / "python"))),
+        (ROOT / ".venv" / "bin" / "python", tmp_path / "bin", ".venv/bin/python"),
+    ):
+        (tmp_path / "bin").mkdir(exist_ok=True)
+        (tmp_path / "bin" / "python").touch(0o755)
+        monkeypatch.setattr(sys, "executable", str(own))
+        monkeypatch.setenv("PATH", str(path))
+        assert environment.python_here.__wrapped__() == name
 
 
 def test_without_a_kernel_the_line_reruns_all(capsys, monkeypatch):

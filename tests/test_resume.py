@@ -226,6 +226,15 @@ def test_several_architectures_from_their_directory(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("content", "words"), [
     (None, "cannot be read"), ("", "no 'run' line"), ("{}\n{}\n", "1: no line of a record file"),
+    ("[1, 2]\n", r"r.jsonl:1: no line of a record file: it must be an object with a 'type', is \[1, 2\]"),
+    ("3\n", "it must be an object with a 'type', is 3"), ("null", "with a 'type', is null"),
+    ('{"type": [1]}\n', "it must be an object with a 'type'"),
+    ('{"type":"run","schema":1}\n', "r.jsonl:1: no line of a record file: 'arch' is missing"),
+    ('{"type":"run","schema":1,"arch":["cpu"]}\n', r"'arch' is \[\"cpu\"\], of a wrong type"),
+    ('{"type":"run","schema":1,"arch":"cpu","planned":{"k":"x"}}\n', "'planned' must be numbers of results"),
+    ('{"type":"run","schema":1,"arch":"cpu"}\n{"type":"result","case":"a"}\n', "r.jsonl:2: .*'kernel' is missing"),
+    ('{"type":"run","schema":1,"arch":"cpu"}\n{"type":"result","case":"a","kernel":"k","seconds":"x"}\n',
+     "r.jsonl:2: .*'seconds' is \"x\", of a wrong type"),
     ('{"type":"run","schema":1,"arch":"sm_90"}\n', "holds results of sm_90, and this run is on cpu"),
 ])
 def test_what_cannot_be_resumed_is_one_clear_error(tmp_path: Path, content: str | None, words: str) -> None:
@@ -234,6 +243,8 @@ def test_what_cannot_be_resumed_is_one_clear_error(tmp_path: Path, content: str 
         file.write_text(content, encoding="utf-8")
     with pytest.raises(ConformanceError, match=words):
         read_portion(None, None, str(file), False, ["cpu"])
+    with pytest.raises(ConformanceError, match=words):
+        read_portion("1/2", str(file), None, False, ["cpu"])
     with pytest.raises(ConformanceError, match=r"are called|is called|no record file there"):
         (tmp_path / "none").mkdir()
         read_portion(None, None, str(tmp_path / "none"), False, ["cpu"])

@@ -234,6 +234,17 @@ def test_missing_doubled_and_foreign_shards(tmp_path: Path, capsys: pytest.Captu
     whole.write_text('{"type":"run","schema":1,"arch":"cpu"}\n', encoding="utf-8")
     code, said = merged(capsys, one, whole)
     assert code == 2 and "whole.jsonl: is no shard" in said
+    for content, words in (
+        ("[1]\n", "whole.jsonl:1: no line of a record file: it must be an object with a 'type', is [1]"),
+        ("", "no 'run' line"), ("\0\1\n", "whole.jsonl:1: no line of a record file"),
+        ('{"type":"run","schema":1,"arch":"cpu","shard":3}\n', "'shard' is 3, of a wrong type"),
+        (one.read_text(encoding="utf-8").replace('"planned"', '"planed"', 1), "first line is not as a run writes it"),
+    ):
+        whole.write_text(content, encoding="utf-8")
+        code, said = merged(capsys, two, whole)
+        assert code == 2 and words in said
+    code, said = merged(capsys, one, tmp_path)
+    assert code == 2 and "cannot be read: Is a directory" in said
     code, said = merged(capsys, one, two, three, "--out", one.parent)
     assert code == 2 and "would be overwritten" in said
     code, said = merged(capsys, one, two, three, "--allow", "devise")

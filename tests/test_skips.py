@@ -97,7 +97,7 @@ def test_a_skip_that_hangs_on_an_unknown_fact_skips_nothing() -> None:
 
 def test_a_skip_that_matches_nothing_is_stale() -> None:
     table = replace(arch("gfx942"), rules=(), skips=(Expectation(match={"operator": ("none",)}, where="f.toml:3"),))
-    assert problems(table, (), [{**SKIPPED.params, "operator": OPERATOR}]) == [
+    assert problems(table, (), [{**SKIPPED.params, "operator": OPERATOR}])[-1:] == [
         "f.toml:3: stale: it matches no case on gfx942; remove or mend it"]
 
 
@@ -227,6 +227,19 @@ def test_a_skip_of_a_matrix(tmp_path: Path) -> None:
         file.write_text(MATRIX.replace('shape = "L"', f'shape = "{stale}"'), encoding="utf-8")
         assert load_matrix(file).stale_skips() == [
             f"{file}:9: stale: it matches no case of moe_gemm_2stage; remove or mend it"]
+
+
+def test_a_value_of_a_skip_that_no_case_has_is_stale(tmp_path: Path) -> None:
+    file = tmp_path / "own.toml"
+    file.write_text(MATRIX.replace('shape = "L"', 'shape = ["L", "XL"]'), encoding="utf-8")
+    assert load_matrix(file).stale_skips() == [
+        f"{file}:9: match: no case of moe_gemm_2stage has shape = 'XL'; remove or mend it"]
+
+
+def test_a_misspelt_parameter_of_an_architectures_skip_is_named() -> None:
+    skip = Expectation(match={"operator": (OPERATOR,), "shap": ("L",)}, where="f.toml:3")
+    found = problems(replace(arch("gfx942"), rules=(), skips=(skip,)), (), [{**SKIPPED.params, "operator": OPERATOR}])
+    assert "unknown key in f.toml:3: match: 'shap'. Did you mean 'shape'?" in found[0]
 
 
 def test_a_stale_skip_of_a_matrix_is_an_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

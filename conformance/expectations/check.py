@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import datetime
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from conformance.arch import Arch
 from conformance.environment import version
 from conformance.errors import ConformanceError, unknown_name
-from conformance.expectations.files import PACKAGES, over
 from conformance.expectations.rule import Expectation, expected, matches
+from conformance.expectations.until import PACKAGES, over
 from conformance.registry import archs, kernels, matrices, operator
 
 Point = Mapping[str, str]
@@ -98,10 +98,9 @@ def problems(arch: Arch, rules: Sequence[Expectation], points: Iterable[Point] |
     points = _as_points(points, (*rules, *arch.skips))
     known = {*SUBJECT, *points.names}
     versions = {name: text for name in PACKAGES if (text := version(name))}
+    for rule in (*rules, *arch.skips):
+        found += _unknown_in_match(rule, points, known)
     for rule in rules:
-        for key in rule.match:
-            if key not in known:
-                found.append(str(unknown_name(f"key in {rule.where}: match:", key, known)))
         found += _unknown_names(rule, arch)
         reason = over(rule, arch, today or datetime.date.today(), versions)
         if reason:
@@ -121,6 +120,23 @@ def problems(arch: Arch, rules: Sequence[Expectation], points: Iterable[Point] |
 
 def _as_points(points: Iterable[Point] | Points, rules: Iterable[Expectation]) -> Points:
     return points if isinstance(points, Points) else Points.of(points, rules)
+
+
+def _unknown_in_match(rule: Expectation, points: Points, known: Collection[str]) -> list[str]:
+    """Keys that are not ``known``; operators, kernels, dtypes and other values that no point has. Beside a value that
+    some point has, a misspelt one would never be missed."""
+    operators = rule.match.get("operator")
+    if isinstance(operators, tuple) and (wrong := [name for name in operators if name not in matrices()]):
+        return [str(unknown_name(f"operator in {rule.where}: match:", name, matrices())) for name in wrong]
+    found = [str(unknown_name(f"key in {rule.where}: match:", key, known)) for key in rule.match if key not in known]
+    for key, condition in rule.match.items():
+        if key != "operator" and key in points.names and isinstance(condition, tuple):
+            keys = (key, "operator") if operators else (key,)
+            there = {values[0] for values in points.counted(keys)
+                     if not isinstance(operators, tuple) or values[1] in operators}
+            found += [str(unknown_name(f"{key} in {rule.where}: match:", value, there - {""}))
+                      for value in condition if value not in there]
+    return found
 
 
 def _unknown_names(rule: Expectation, arch: Arch) -> list[str]:

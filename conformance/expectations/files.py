@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-import datetime
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from conformance.arch import FACTS, FP8_FORMATS, Arch, Fact
+from conformance.arch import FACTS, FP8_FORMATS, Arch, Fact, kind_of
 from conformance.errors import ConformanceError, unknown_name
 from conformance.expectations.rule import FAILURES, KINDS, LANES, Condition, Expectation, Range
-from conformance.matrix_file import check_table, parse_toml
+from conformance.expectations.until import check_dates
+from conformance.toml_file import check_size, check_table, parse_toml
 
 _ARCH = {"name": str, "about": str, "device": str, "language": str, "target": dict, "fact": dict, "expect": list,
          "skip": list}
 _FACT = {"value": object, "source": str}
 _RULE = {
-    "match": dict, "facts": dict, "arch": list, "expect": str, "path": str, "failure": str, "signature": str,
+    "match": dict, "facts": dict, "arch": list[str], "expect": str, "path": str, "failure": str, "signature": str,
     "lane": str, "reason": str, "source": str, "since": str, "until": str,
 }
 _SKIP = {"match": dict, "facts": dict, "reason": str, "source": str}
 _NEEDED = ("match", "expect", "reason", "source", "since", "until")
-PACKAGES = ("tilelang", "torch")  # whose versions an "until" may name
 FILL_IN = "FILL IN"  # what a proposed rule says where a person must say why
 _ROOT = Path(__file__).resolve().parents[2]
-_UNTIL = re.compile(
-    r"(?P<date>\d{4}-\d\d-\d\d)|(?P<package>[\w-]+)\s*>=\s*(?P<version>[\w.]+)|(?P<fact>[\w.]+)=(?P<value>\w+)"
-)
 
 
 def read_arch(path: Path) -> Arch:
@@ -52,6 +48,8 @@ def read_arch(path: Path) -> Arch:
 def _target(data: Mapping[str, Any], path: Path) -> dict[str, str]:
     """TileLang's target; one for other hardware would pass for this architecture's."""
     target = data.get("target", {})
+    if target == {} and "target" in data:
+        raise ConformanceError(f"{path}: target = {{}}: leave it out where TileLang has no target for {data['name']}")
     key = {"cuda": "arch", "hip": "mcpu"}.get(data["language"])
     check_table(target, {"kind": str, **({key: str} if key else {})}, f"{path}: target")
     if target and target.get("kind") != data["language"]:
@@ -77,10 +75,10 @@ def _fact(name: str, table: Any, where: str) -> Fact:
         raise ConformanceError(f"{where}: value {value!r} must be of type {kind.__name__}: {FACTS[name][1]}")
     if isinstance(value, int) and kind is int and value <= 0:
         raise ConformanceError(f"{where}: value {value} must be above 0; leave out what is not known")
-    if not table["source"].strip():
-        raise ConformanceError(f"{where}: key 'source' must not be empty")
-    if isinstance(value, dict) and not all(type(entry) is bool for entry in value.values()):
-        raise ConformanceError(f"{where}: every entry must be true or false")
+    if isinstance(value, int):
+        check_size(value, where)
+    if isinstance(value, dict) and not (value and all(type(e) is bool and key.strip() for key, e in value.items())):
+        raise ConformanceError(f"{where}: must have entries, each with a name and true or false, is {value!r}")
     if name == "fp8" and value not in FP8_FORMATS:
         raise unknown_name(f"value of {where}:", str(value), FP8_FORMATS)
     return Fact(value, table["source"])
@@ -109,9 +107,6 @@ def read_skips(path: Path, tables: list[Any], operator: str = "") -> tuple[Expec
                 raise ConformanceError(f"{where}: a skip of a matrix compares with no fact of an architecture")
         elif "operator" not in match or {"kernel", "variant"} & set(match):
             raise ConformanceError(f"{where}: a skip's match needs 'operator' and takes neither 'kernel' nor 'variant'")
-        for key in ("reason", "source"):
-            if not table[key].strip():
-                raise ConformanceError(f"{where}: key {key!r} must not be empty")
         found.append(Expectation(match=match, facts=facts, reason=table["reason"], source=table["source"], where=where))
     return tuple(found)
 
@@ -128,6 +123,8 @@ def _places(path: Path, tables: list[Any], header: str) -> list[str]:
 
 
 def _conditions(table: Mapping[str, Any], where: str) -> tuple[dict[str, Condition], dict[str, tuple[Any, ...]]]:
+    if table.get("facts") == {}:
+        raise ConformanceError(f"{where}: facts = {{}}: leave it out where no fact counts")
     match = {key: _condition(value, f"{where}: match.{key}") for key, value in table["match"].items()}
     return match, {key: _values(key, value, f"{where}: facts.{key}") for key, value in table.get("facts", {}).items()}
 
@@ -140,11 +137,6 @@ def _lines_of(path: Path, table: str) -> list[int]:
 
 def _rule(table: Any, where: str, needs_arch: bool) -> Expectation:
     check_table(table, _RULE, where, (*_NEEDED, *(("arch",) if needs_arch else ())))
-    for key in ("reason", "source", "since", "path", "arch"):
-        if table.get(key) in ("", []):
-            raise ConformanceError(f"{where}: key {key!r} must not be empty")
-    if not all(isinstance(name, str) for name in table.get("arch", ())):
-        raise ConformanceError(f"{where}: arch = {table['arch']!r} must be a list of names")
     if table["reason"].startswith(FILL_IN):
         raise ConformanceError(f"{where}: say why in 'reason': {table['reason']!r} is only a place for it")
     kind, failure = table["expect"], table.get("failure", "")
@@ -154,7 +146,7 @@ def _rule(table: Any, where: str, needs_arch: bool) -> Expectation:
     for key, needed in (("path", kind == "fallback"), ("failure", fails)):
         if (key in table) != needed:
             raise ConformanceError(f"{where}: expect = {kind!r} {'needs' if needed else 'takes no'} {key!r}")
-    if failure and failure not in FAILURES:
+    if fails and failure not in FAILURES:
         raise unknown_name(f"failure in {where}", failure, FAILURES)
     if (kind == "known-failure" or failure == "refused-by-compiler") and not table.get("signature"):
         what = "a known failure" if kind == "known-failure" else f"failure = {failure!r}"
@@ -164,7 +156,7 @@ def _rule(table: Any, where: str, needs_arch: bool) -> Expectation:
     lane = table.get("lane", FAILURES.get(failure, "route"))
     if lane not in LANES:
         raise unknown_name(f"lane in {where}", lane, LANES)
-    _check_dates(table, where)
+    check_dates(table["since"], table["until"], where)
     match, facts = _conditions(table, where)
     return Expectation(
         kind=kind, path=table.get("path", ""), failure=failure, signature=table.get("signature", ""), lane=lane,
@@ -179,79 +171,23 @@ def _condition(value: Any, where: str) -> Condition:
         check_table(value, {"min": int, "max": int, "above": str}, where)
         if not value:
             raise ConformanceError(f"{where}: a range needs 'min', 'max' or 'above'")
+        if "min" in value and "max" in value and value["min"] > value["max"]:
+            raise ConformanceError(f"{where}: no number is in the range from {value['min']} to {value['max']}")
         if "above" in value and FACTS.get(value["above"], (None,))[0] is not int:
             raise unknown_name(f"fact in {where}.above", value["above"], [n for n, (t, _) in FACTS.items() if t is int])
         return Range(value.get("min"), value.get("max"), value.get("above", ""))
     items = value if isinstance(value, list) else [value]
-    if not items or not all(type(item) in (str, int) for item in items):
-        raise ConformanceError(f"{where}: {value!r} must be a string, an integer, a list of them, or a range")
+    if not items or not all(type(item) in (str, int) and str(item).strip() for item in items):
+        raise ConformanceError(f"{where}: {value!r} must be a string, an integer, a list of them, or a range; "
+                               "not empty")
+    if len({str(item) for item in items}) != len(items):
+        raise ConformanceError(f"{where}: a value stands twice in {value!r}")
     return tuple(str(item) for item in items)
 
 
 def _values(name: str, value: Any, where: str) -> tuple[Any, ...]:
-    kind = _kind_of(name, where)
+    kind = kind_of(name, where)
     values = tuple(value) if isinstance(value, list) else (value,)
     if not values or not all(type(each) is kind for each in values):
         raise ConformanceError(f"{where}: {value!r} must be of type {kind.__name__}, or a list of such values")
     return values
-
-
-def _kind_of(name: str, where: str) -> type:
-    """Type of the value that a fact has, by the name that rules use: an entry of a table is true or false."""
-    table, dot, entry = name.partition(".")
-    if table not in FACTS:
-        raise unknown_name(f"fact in {where}", name, FACTS)
-    kind = FACTS[table][0]
-    if (kind is dict) != bool(dot and entry):
-        form = f"{table}.NAME, an entry of a table" if kind is dict else table
-        raise ConformanceError(f"{where}: {name!r} must be written {form}")
-    return bool if kind is dict else kind
-
-
-def _check_dates(table: Mapping[str, Any], where: str) -> None:
-    until = _UNTIL.fullmatch(table["until"])
-    if until is None:
-        raise ConformanceError(
-            f"{where}: until = {table['until']!r} must be a date (2027-06-30), a version (tilelang>=0.1.16) or a fact "
-            "(fp8=ocp)"
-        )
-    for key, text in (("since", table["since"]), ("until", until["date"])):
-        try:
-            datetime.date.fromisoformat(text or "2000-01-01")
-        except ValueError:
-            raise ConformanceError(f"{where}: {key} = {text!r} is no date such as 2026-11-29") from None
-    if until["package"]:
-        _check_version(until["package"], until["version"], where)
-    if until["fact"]:
-        kind = _kind_of(until["fact"], f"{where}: until")
-        known = {bool: ("true", "false"), str: FP8_FORMATS}.get(kind)
-        if (known and until["value"].lower() not in known) or (kind is int and not until["value"].isdecimal()):
-            raise ConformanceError(f"{where}: until = {table['until']!r}: {until['fact']} never has this value")
-
-
-def _check_version(package: str, text: str, where: str) -> None:
-    from packaging.version import InvalidVersion, Version
-
-    if package not in PACKAGES:  # of another one it could never come
-        raise unknown_name(f"package in {where}: until", package, PACKAGES)
-    try:
-        Version(text)
-    except InvalidVersion:
-        raise ConformanceError(f"{where}: until: {text!r} is no version") from None
-
-
-def over(rule: Expectation, arch: Arch, today: datetime.date, versions: Mapping[str, str]) -> str | None:
-    """Why the rule's ``until`` has come, or None. ``versions``: installed packages."""
-    from packaging.version import Version
-
-    until = _UNTIL.fullmatch(rule.until)
-    if until is None:
-        return None
-    if until["date"]:
-        return f"{until['date']} has come" if today >= datetime.date.fromisoformat(until["date"]) else None
-    if until["package"]:
-        here = versions.get(until["package"])
-        reached = here is not None and Version(here) >= Version(until["version"])
-        return f"{until['package']} {here} is installed" if reached else None
-    value = arch.fact(until["fact"])
-    return f"{until['fact']} is {until['value']} now" if str(value).lower() == until["value"].lower() else None

@@ -76,6 +76,9 @@ def _read(path: Path) -> tuple[Line, list[Line]]:
         lacking = [key for key in _READ if key not in result]
         if lacking:
             raise ConformanceError(f"{path}: a result without {', '.join(lacking)}: this is no record file")
+        for key in ("expected", "params"):
+            if not isinstance(result[key] or {}, dict):
+                raise ConformanceError(f"{path}: a result whose {key!r} is {result[key]!r}: this is no record file")
     return lines[0], results
 
 

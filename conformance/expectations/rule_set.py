@@ -20,7 +20,8 @@ from conformance.errors import ConformanceError, unknown_name
 from conformance.expectations.files import read_rules
 from conformance.expectations.rule import Expectation, expected
 from conformance.matrix import Matrix
-from conformance.matrix_file import check_table, parse_toml
+from conformance.matrix_file import check_blocks
+from conformance.toml_file import check_table, parse_toml
 
 _TOP = {"name": str, "about": str, "source": str, "operator": str, "parts": list, "cells": dict, "revision": dict}
 _REVISION = {"about": str, "cells": list, "archs": list, "derive": list, "expect": list}
@@ -113,6 +114,7 @@ def load_rule_set(path: Path) -> RuleSet:
     check_table(data, _TOP, str(path), ("name", "about", "source", "operator", "cells", "revision"))
     for name, table in data["cells"].items():
         check_table(table, {"about": str, "expand": list}, f"{path}: cells {name!r}", ("about", "expand"))
+        check_blocks(table, f"{path}: cells {name!r}")
     matrix = Matrix(path, data["operator"], (), (), (), {}, {}, data["cells"], ())
     cells = {name: tuple(dict(case.params) for case in matrix.cases(name)) for name in data["cells"]}
     revisions = {name: _revision(path, name, table, cells) for name, table in data["revision"].items()}

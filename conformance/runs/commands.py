@@ -53,7 +53,7 @@ def add_to(add: Callable[[str, str, Callable[[argparse.Namespace], int], str], a
     merge = add("merge", "one run from the records of all its shards", _merge, _MERGE)
     merge.add_argument("records", metavar="SHARD", type=Path, nargs="+", help="record files of 'pytest --shard I/N'")
     merge.add_argument("--out", metavar="DIR", type=Path, help="where records and pages go (default: reports)")
-    merge.add_argument("--allow", metavar="NAME[,NAME]", default="", help="facts that may differ, as device,driver")
+    merge.add_argument("--allow", metavar="NAME[,NAME]", help="facts that may differ, as device,driver")
 
     diff = add("diff", "two runs side by side: what failed anew, was lost, changed", _diff, _DIFF)
     diff.add_argument("first", metavar="A", type=Path, help="record file of the run to compare with")
@@ -71,7 +71,7 @@ def add_to(add: Callable[[str, str, Callable[[argparse.Namespace], int], str], a
     fleet.add_argument("--address", metavar="ADDRESS", help="of the cluster, such as auto or ray://host:10001")
     fleet.add_argument("--checkout", metavar="DIR", type=Path, help="where this repository lies on its machines")
     fleet.add_argument("--out", metavar="DIR", type=Path, help="where records and pages go (default: reports/fleet)")
-    fleet.add_argument("--allow", metavar="NAME[,NAME]", default="", help="facts that may differ, as device,driver")
+    fleet.add_argument("--allow", metavar="NAME[,NAME]", help="facts that may differ, as device,driver")
     options.add_to_argparse(fleet)
     fleet.add_argument("pytest", metavar="-- ...", nargs="*", help="more options for pytest")
 
@@ -106,7 +106,7 @@ def _report(args: argparse.Namespace) -> int:
         other = seen.setdefault(records.run.arch, path)
         if other != path:
             raise ConformanceError(f"{other} and {path} are both runs on {records.run.arch}, whose pages have one "
-                                   "name: make them apart, with --out; 'conformance diff' compares the two")
+                                   "name: make them apart, with --out; 'python -m conformance diff' compares the two")
     for page in pages_of(args.records, args.out or args.records[0].parent):
         print(page)
     found = [f"{path}: {complaint}" for path, records in read.items() for complaint in _complaints(records)]
@@ -129,10 +129,10 @@ def _fleet(args: argparse.Namespace) -> int:
     return _joined(records, args.out or ROOT / "reports" / "fleet", args.allow)
 
 
-def _joined(records: list[Path], out: Path | None, allow: str) -> int:
+def _joined(records: list[Path], out: Path | None, allow: str | None) -> int:
     from conformance.runs.merge import merge
 
-    recorders = merge(records, out, [name for name in allow.split(",") if name])
+    recorders = merge(records, out, options.names_in("--allow", allow))
     for page in pages_of([recorder.path for recorder in recorders], recorders[0].path.parent):
         print(page)
     for recorder in recorders:

@@ -16,6 +16,7 @@ from typing import Any
 from conformance.errors import ConformanceError
 
 SCHEMA = 1
+_LONGEST = 40  # of what is shown of a wrong line
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,13 @@ class Form:
 
 RECORDS = Form("record file", "run", "result")
 TIMINGS = Form("file of timings", "bench-run", "timing")
+_FIRST: tuple[tuple[str, ...], dict[str, Any]] = (
+    ("arch",), {"arch": str, "planned": dict, "shard": dict, "resumed": list, "workers": int, "roles": dict})
+_RESULT: tuple[tuple[str, ...], dict[str, Any]] = (
+    ("case", "kernel"), {"case": str, "kernel": str, "state": str, "seconds": (int, float), "expected": dict})
+# Type of a line -> what it must have, and the types of what is read here of it
+_MEMBERS = {"run": _FIRST, "bench-run": _FIRST, "result": _RESULT, "timing": _RESULT,
+            "end": ((), {"seconds": (int, float), "notes": list, "problems": list})}
 
 
 @dataclass(frozen=True)
@@ -48,6 +56,28 @@ class Earlier:
 
     def results(self) -> Iterator[dict[str, Any]]:
         return (json.loads(line) for line in self.lines.values())
+
+
+def _wrong(line: Any, form: Form) -> str:
+    """What keeps a JSON value from being a line of the file, as far as it is read here; empty for nothing."""
+    if not isinstance(line, dict) or not isinstance(line.get("type"), str):
+        return f"it must be an object with a 'type', is {_shown(line)}"
+    needed, types = _MEMBERS.get(line["type"], ((), {}))
+    for name in needed:
+        if line.get(name) is None:
+            return f"{name!r} is missing"
+    for name, kind in types.items():
+        if line.get(name) is not None and not isinstance(line[name], kind):
+            return f"{name!r} is {_shown(line[name])}, of a wrong type"
+    counts = line.get("planned") or {}
+    if not all(type(count) is int for count in counts.values()):
+        return f"'planned' must be numbers of results, is {_shown(counts)}"
+    return ""
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
 def key(case: str, kernel: str) -> str:
@@ -70,20 +100,21 @@ def read_earlier(path: Path, form: Form = RECORDS) -> Earlier:
             continue
         try:
             value = json.loads(line)
-            kind = value["type"]
-            if kind == form.line:
-                lines[key(value["case"], value["kernel"])] = line
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             if number == len(content):  # no newline after it: the writer was killed here
                 truncated = True
                 break
-            what = f"{type(error).__name__} {error}"
-            raise ConformanceError(f"{path}:{number}: no line of a {form.name}: {what}") from None
-        if kind == form.first:
+            raise ConformanceError(f"{path}:{number}: no line of a {form.name}: {error}") from None
+        if wrong := _wrong(value, form):
+            raise ConformanceError(f"{path}:{number}: no line of a {form.name}: {wrong}")
+        kind = value["type"]
+        if kind == form.line:
+            lines[key(value["case"], value["kernel"])] = line
+        elif kind == form.first:
             run = value
         elif kind == "end":
             end = value
-    if run is None or run.get("schema") != SCHEMA or "arch" not in run:
+    if run is None or run.get("schema") != SCHEMA:
         raise ConformanceError(f"{path}: no '{form.first}' line of schema {SCHEMA}: no {form.name}, or killed at its "
                                "very start")
     return Earlier(path, run, lines, end, truncated)

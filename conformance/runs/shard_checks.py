@@ -15,7 +15,7 @@ from conformance.runs.earlier import Earlier, key
 from conformance.runs.same_run import FACTS, differences, plan_digest
 
 _COMPARED = ("state", "level", "kind", "lane", "path", "budget_fraction", "max_error", "wrong", "elements")
-_NEEDED = {"index", "count", "identity", "loose", "costs", "whole"}
+_NEEDED = {"index": int, "count": int, "identity": list, "loose": list, "costs": object, "whole": dict}
 _LOOSE = ("state",)  # of a kernel that does not repeat its bits
 
 
@@ -44,8 +44,11 @@ def check(shards: Sequence[Earlier], allowed: Sequence[str]) -> dict[str, str]:
     for shard in shards:
         if not shard.run.get("shard"):
             raise ConformanceError(f"{shard.path}: is no shard, it was run without --shard; 'report' makes its pages")
-        if absent := _NEEDED - set(shard.run["shard"]):
+        if absent := _NEEDED.keys() - shard.run["shard"].keys():
             raise ConformanceError(f"{shard.path}: its 'shard' lacks {', '.join(sorted(absent))}; was the file edited?")
+        if "planned" not in shard.run or not all(isinstance(shard.run["shard"][name], kind)
+                                                 for name, kind in _NEEDED.items()):
+            raise ConformanceError(f"{shard.path}: its first line is not as a run writes it; was the file edited?")
     shards = in_order(shards)
     found = [*_numbering(shards), *(text for shard in shards if (text := _unfinished(shard)))]
     found += timings.problems(shards)

@@ -9,15 +9,12 @@ fixed.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from conformance import kernel, report_path
 from conformance.arch import Arch
-from conformance.errors import NotSupported
-from conformance.route import Lowered, Route
-from kernels import tilelang_build, tilelang_lower
-from kernels.dialect import arch_here, options, target_of
+from kernels.dialect import arch_here, options
+from kernels.gemm_2stage.ahead import Programs
 from kernels.gemm_2stage.launching import Pick, both, spec_of, stage1, stage2
 from kernels.gemm_2stage.legacy_template import IN_DTYPES, Spec
 from kernels.gemm_2stage.tiles import Tiled, class_of, class_of_case, tiled
@@ -78,30 +75,10 @@ def _chosen(stages: tuple[int, ...], params: Mapping[str, str], arch: Arch) -> t
     return tuple(choose(arch, plain, class_of_case(params)) for plain in specs(params, arch.language, stages))
 
 
-def _prepare(stages: tuple[int, ...], params: Mapping[str, str], device_type: str) -> None:
-    for spec in _chosen(stages, params, arch_here(target_of(device_type))):
-        tilelang_build.load(str(spec), spec.target, spec.program, wait=False, passes=spec.passes)
-
-
-def _route(stages: tuple[int, ...], params: Mapping[str, str], arch: Arch) -> Route:
-    if (reason := supports(params)) is not None:
-        raise NotSupported(reason)
-    found = _chosen(stages, params, arch)
-    paths = sorted({path_of(spec) for spec in found})
-    return Route(paths[0], " + ".join(map(str, found)))
-
-
-def _lower(stages: tuple[int, ...], params: Mapping[str, str], arch: Arch) -> Lowered:
-    """The code of the last stage; the first one of a chain is lowered by moe_gemm1's own cases."""
-    last = _chosen(stages, params, arch)[-1]
-    return tilelang_lower.lower(last.program, arch, last.passes)
-
-
 def _options(*stages: int) -> dict[str, Any]:
     return {
-        "about": _ABOUT, "supports": supports, "requires": tilelang_build.missing,
-        "prepare": partial(_prepare, stages), "route": partial(_route, stages), "lower": partial(_lower, stages),
-        "repeatable": repeatable, "role": "baseline", "configs": CONFIGS, "native": (NAME, TILES),
+        "about": _ABOUT, "repeatable": repeatable, "role": "baseline", "configs": CONFIGS, "native": (NAME, TILES),
+        **Programs(_chosen, path_of, (NAME, TILES), supports).options(*stages),
     }
 
 

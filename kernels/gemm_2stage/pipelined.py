@@ -8,16 +8,13 @@ has no matrix instruction for the dtype, or no room in shared memory for any til
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from conformance import kernel, report_path
 from conformance.arch import Arch
-from conformance.errors import NotSupported
-from conformance.route import Lowered, Route
-from kernels import tilelang_build, tilelang_lower
-from kernels.dialect import arch_here, target_of
+from kernels.dialect import arch_here
 from kernels.gemm_2stage import legacy
+from kernels.gemm_2stage.ahead import Programs
 from kernels.gemm_2stage.launching import both, stage1, stage2
 from kernels.gemm_2stage.legacy_template import Spec
 from kernels.gemm_2stage.tiles import Tiled, class_of, class_of_case, tiled
@@ -41,7 +38,7 @@ def path_of(spec: Spec) -> str:
     return NAME if spec.dialect.gpu else LOOPS
 
 
-def specs(params: Mapping[str, str], arch: Arch, stages: tuple[int, ...]) -> tuple[Spec, ...]:
+def specs(stages: tuple[int, ...], params: Mapping[str, str], arch: Arch) -> tuple[Spec, ...]:
     """The programs that a case at official sizes runs, one for each stage."""
     size = class_of_case(params)
     return tuple(choose(arch, plain, size) for plain in legacy.specs(params, arch.language, stages))
@@ -53,31 +50,9 @@ def _pick(spec: Spec, block: int, slots: int, experts: int) -> Spec:
     return found
 
 
-def _prepare(stages: tuple[int, ...], params: Mapping[str, str], device_type: str) -> None:
-    for spec in specs(params, arch_here(target_of(device_type)), stages):
-        tilelang_build.load(str(spec), spec.target, spec.program, wait=False, passes=spec.passes)
-
-
-def _route(stages: tuple[int, ...], params: Mapping[str, str], arch: Arch) -> Route:
-    if (reason := legacy.supports(params)) is not None:
-        raise NotSupported(reason)
-    found = specs(params, arch, stages)
-    paths = sorted({path_of(spec) for spec in found}, key=(legacy.NAME, LOOPS, NAME).index)
-    return Route(paths[0], " + ".join(map(str, found)))
-
-
-def _lower(stages: tuple[int, ...], params: Mapping[str, str], arch: Arch) -> Lowered:
-    """The code of the last stage; the first one of a chain is lowered by moe_gemm1's own cases."""
-    last = specs(params, arch, stages)[-1]
-    return tilelang_lower.lower(last.program, arch, last.passes)
-
-
 def _options(*stages: int) -> dict[str, Any]:
-    return {
-        "about": _ABOUT, "supports": legacy.supports, "requires": tilelang_build.missing,
-        "prepare": partial(_prepare, stages), "route": partial(_route, stages), "lower": partial(_lower, stages),
-        "repeatable": legacy.repeatable,
-    }
+    programs = Programs(specs, path_of, (legacy.NAME, LOOPS, NAME), legacy.supports)
+    return {"about": _ABOUT, "repeatable": legacy.repeatable, **programs.options(*stages)}
 
 
 @kernel("moe_gemm1", name=NAME, **_options(1))

@@ -13,17 +13,18 @@ from torch import Tensor
 
 from conformance.zoo.mutants import Shown, mutant
 from kernels.mutants import stores
-from kernels.mutants.reduction.family import OPERATOR, TWIN, only, torch_source
+from kernels.mutants.family import TWIN
+from kernels.mutants.reduction.family import FAMILY, only
 from kernels.mutants.stores import Store
 
-_SOURCE = torch_source("right")
+_SOURCE = FAMILY.torch_source("right")
 _FOREVER = 3600.0
 
 
 def _stored(name: str, fault: str, what: str, diagnosis: str, store: Store, shown_on: Shown | None = None) -> None:
     """A mutant that does something else with the right result."""
-    mutant(OPERATOR, name, stores.then(_SOURCE.function, name, __name__, store), fault=fault, wrong=what, twin=TWIN,
-           diagnosis=tuple(diagnosis.split()), shown_on=shown_on or only("bf16"), **_SOURCE.options)
+    mutant(FAMILY.operator, name, stores.then(_SOURCE.function, name, __name__, store), fault=fault, wrong=what,
+           twin=TWIN, diagnosis=tuple(diagnosis.split()), shown_on=shown_on or only("bf16"), **_SOURCE.options)
 
 
 def _plain(store: Callable[[Tensor, Tensor], Any]) -> Store:

@@ -8,7 +8,7 @@ from typing import Any
 
 from conformance.zoo.mutants import control, mutant
 from kernels.mutants.edit import Edit
-from kernels.mutants.reduction.family import OPERATOR, PACKAGE, tilelang_source
+from kernels.mutants.reduction.family import FAMILY
 
 _TWIN = "tl_control"
 _TAKE = "take[g] = T.cast(valid[token, group * ahead + g], \"int32\")"
@@ -25,7 +25,7 @@ def _shown_on(params: Mapping[str, str]) -> bool:
 
 def program(name: str, target: str) -> Any:
     """The traced program of a mutant or the twin."""
-    template = sys.modules[f"{PACKAGE}.{name}.template"]
+    template = sys.modules[f"{FAMILY.package}.{name}.template"]
     return template.build(template.Spec(target, "bf16", 256 if target == "c" else 8, 1 if target == "c" else 128, 4))
 
 
@@ -35,13 +35,13 @@ def _options(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _wrong(name: str, fault: str, what: str, diagnosis: str, *edits: Edit) -> None:
-    source = tilelang_source(name, *edits)
-    mutant(OPERATOR, name, source.function, fault=fault, wrong=what, twin=_TWIN, diagnosis=tuple(diagnosis.split()),
-           shown_on=_shown_on, **_options(source.options))
+    source = FAMILY.tilelang_source(name, *edits)
+    mutant(FAMILY.operator, name, source.function, fault=fault, wrong=what, twin=_TWIN,
+           diagnosis=tuple(diagnosis.split()), shown_on=_shown_on, **_options(source.options))
 
 
-_source = tilelang_source(_TWIN)
-control(OPERATOR, _TWIN, _source.function, "the unedited TileLang kernel", shown_on=_shown_on,
+_source = FAMILY.tilelang_source(_TWIN)
+control(FAMILY.operator, _TWIN, _source.function, "the unedited TileLang kernel", shown_on=_shown_on,
         **_options(_source.options))
 
 _wrong("tl_mask_ignored", "SENTINEL", "valid_mask is not read.", "mask-ignored", (_TAKE, "take[g] = 1"))

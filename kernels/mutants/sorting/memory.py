@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from conformance.zoo.mutants import Shown, mutant
-from kernels.mutants.sorting.family import OPERATOR, TWIN, having, torch_source, wrong
+from kernels.mutants.family import TWIN
+from kernels.mutants.sorting.family import FAMILY, having, wrong
 
-_SOURCE = torch_source("right")
+_SOURCE = FAMILY.torch_source("right")
 _LISTS = ("sorted_token_ids", "sorted_weights", "sorted_expert_ids", "num_valid_ids")
 _CHANCE = random.Random(7)
 _VARIES = "not-repeatable one-element last-element history"
@@ -35,7 +36,7 @@ def _stored(name: str, fault: str, what: str, diagnosis: str, store: Store, show
 
     stored.__name__ = stored.__qualname__ = name
     stored.__module__ = __name__
-    mutant(OPERATOR, name, stored, fault=fault, wrong=what, twin=TWIN, diagnosis=tuple(diagnosis.split()),
+    mutant(FAMILY.operator, name, stored, fault=fault, wrong=what, twin=TWIN, diagnosis=tuple(diagnosis.split()),
            shown_on=shown_on, **_SOURCE.options)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from conformance.zoo.mutants import Shown, control, mutant
 from kernels.mutants.edit import Edit
-from kernels.mutants.sorting.family import OPERATOR, PACKAGE, having, tilelang_source
+from kernels.mutants.sorting.family import FAMILY, having
 
 _TWIN = "tl_control"
 _PADDING = "ids[n * step + thread] = (topk << TOKEN_BITS) | tokens"
@@ -38,19 +38,19 @@ def _and(shown_on: Shown) -> Shown:
 
 def program(name: str, target: str) -> Any:
     """The traced program of a mutant or the twin."""
-    template = sys.modules[f"{PACKAGE}.{name}.template"]
+    template = sys.modules[f"{FAMILY.package}.{name}.template"]
     return template.build(template.Spec(target, 256, "int32", 1 if target == "c" else 256))
 
 
 def _wrong(name: str, fault: str, what: str, diagnosis: str, *edits: Edit, shown_on: Shown = _shown_on,
            **options: Any) -> None:
-    source = tilelang_source(name, *edits)
-    mutant(OPERATOR, name, source.function, fault=fault, wrong=what, twin=_TWIN, diagnosis=tuple(diagnosis.split()),
-           shown_on=_and(shown_on), **source.options | options)
+    source = FAMILY.tilelang_source(name, *edits)
+    mutant(FAMILY.operator, name, source.function, fault=fault, wrong=what, twin=_TWIN,
+           diagnosis=tuple(diagnosis.split()), shown_on=_and(shown_on), **source.options | options)
 
 
-_source = tilelang_source(_TWIN)
-control(OPERATOR, _TWIN, _source.function, "the unedited TileLang kernel", shown_on=_shown_on, **_source.options)
+_source = FAMILY.tilelang_source(_TWIN)
+control(FAMILY.operator, _TWIN, _source.function, "the unedited TileLang kernel", shown_on=_shown_on, **_source.options)
 
 _wrong("tl_padding_token_0", "SENTINEL", "Padding is 0: slot 0 of token 0.", "sentinel-token-0",
        (_PADDING, "ids[n * step + thread] = 0"))
