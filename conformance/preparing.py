@@ -13,7 +13,9 @@ from conformance.environment import ABSENT
 from conformance.gpus import cores
 from conformance.isolation import named
 from conformance.kernel import Kernel
+from conformance.plan import parse_nodeid
 from conformance.registry import arch as table
+from conformance.registry import kernels
 from conformance.run import LANES, Run
 
 T = TypeVar("T")
@@ -55,6 +57,16 @@ def prepare(run: Run, work: Iterable[tuple[Case, Kernel, str | None]]) -> None:
     for step in _rotated(steps, index * len(steps) // count):
         step()
         run.ahead.step()
+
+
+def programs_of(run: Run, nodeid: str) -> str:
+    """What the programs that an item loads are known by; items of one name may share them."""
+    planned = parse_nodeid(nodeid)
+    if planned is None:
+        return ""
+    case, arch = planned.case, planned.arch or next(iter(run.archs))
+    kernel = next((k for k in kernels(case.operator, run.selection.kernels) if k.name == planned.kernel), None)
+    return "" if kernel is None else f"{case.operator} {kernel.name} {_configuration(kernel, case, arch)}"
 
 
 def _configuration(kernel: Kernel, case: Case, name: str) -> str:

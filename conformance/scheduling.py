@@ -8,6 +8,8 @@ an item is blamed for the crash only when it had started.
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -18,18 +20,23 @@ if TYPE_CHECKING:
     from xdist.workermanage import WorkerController
 
 _LOW_WATER = 2  # a worker runs an item only when it knows the next one
+_NEAR = 64  # groups among which a worker finds one like those it has had
 
 
 class GroupScheduling:
     """xdist's scheduler protocol over groups of item indices. ``group_of`` maps a node id to its group; groups start
     in the order of ``cost_of`` their first item, the largest first, so that none of the long ones is left over for the
-    end."""
+    end. Of the next groups a worker gets one of the kind that it had last, as ``kind_of`` the first item tells, so that
+    not every worker loads every program."""
 
     def __init__(self, workers: int, group_of: Callable[[str], str],
-                 cost_of: Callable[[str], float] = lambda nodeid: 0.0) -> None:
+                 cost_of: Callable[[str], float] = lambda nodeid: 0.0,
+                 kind_of: Callable[[str], str] = lambda nodeid: "") -> None:
         self._workers = workers
         self._group_of = group_of
         self._cost_of = cost_of
+        self._kind_of = functools.cache(kind_of)
+        self._last: dict[WorkerController, str] = {}
         self.collection: list[str] | None = None
         self._started: set[str] = set()
         self._collections: dict[WorkerController, list[str]] = {}
@@ -101,6 +108,7 @@ class GroupScheduling:
         died_at_work = self.at_work(node)
         pending = self._assigned.pop(node)
         self._collections.pop(node, None)
+        self._last.pop(node, None)
         crashed = pending.popleft() if died_at_work else None
         if pending:
             self._queue.appendleft(list(pending))
@@ -136,12 +144,25 @@ class GroupScheduling:
             return
         pending = self._assigned[node]
         while self._queue and len(pending) < _LOW_WATER:
-            group = self._queue.popleft()
+            group = self._next(node)
             pending.extend(group)
             with contextlib.suppress(OSError):  # it has just died: remove_node, which follows, puts the group back
                 node.send_runtest_some(group)
         if not self._queue:
             node.shutdown()
+
+
+    def _next(self, node: WorkerController) -> list[int]:
+        """Take a group out of the queue for a worker: one of its own kind, else of a kind that no other worker is at,
+        else the first."""
+        assert self.collection is not None
+        near = [self._kind_of(self.collection[group[0]]) for group in itertools.islice(self._queue, _NEAR)]
+        own = self._last.pop(node, None)
+        others = set(self._last.values())
+        place = near.index(own) if own in near else next((at for at, kind in enumerate(near) if kind not in others), 0)
+        group, self._last[node] = self._queue[place], near[place]
+        del self._queue[place]
+        return group
 
 
 def _difference(one: Sequence[str], other: Sequence[str]) -> str:

@@ -19,6 +19,7 @@ from conformance.errors import ConformanceError
 from conformance.gpus import device_bytes, workers_for
 from conformance.isolation import Death, end_leftovers, exit_status, read_death
 from conformance.plan import group_of, parse_nodeid
+from conformance.preparing import programs_of
 from conformance.runs.portion import hand_on, reported_division
 from conformance.session import Controller
 
@@ -81,7 +82,8 @@ class XdistHooks:
         except ConformanceError as error:
             pytest.exit(str(error), returncode=pytest.ExitCode.USAGE_ERROR)
         self._controller.scheduler = GroupScheduling(
-            len(config.getoption("tx")), group_of, functools.partial(device_bytes, self._controller.run))
+            len(config.getoption("tx")), group_of, functools.partial(device_bytes, self._controller.run),
+            functools.partial(programs_of, self._controller.run))
         return self._controller.scheduler
 
     def pytest_xdist_node_collection_finished(self, node: Any, ids: Sequence[str]) -> None:

@@ -125,7 +125,7 @@ class Card:
     def mark(self, *_: Any, **__: Any) -> Any:
         return SimpleNamespace(fill_=lambda _: self.run("fill<complex>")())
 
-    def profile(self, activities: list[Any], acc_events: bool) -> Any:
+    def profile(self, activities: list[Any]) -> Any:
         card = self
 
         class Profiler:

@@ -118,6 +118,21 @@ def test_groups_are_joined_even_where_their_items_lie_apart() -> None:
     assert run.nodes[0].sent == [[0, 2, 5], [1, 4], [3]]
 
 
+def test_a_worker_stays_with_what_it_has_loaded() -> None:
+    """The first groups go to workers by kind, the largest first; then each stays with its own as long as there is any,
+    and helps with the others' after it."""
+    items = [f"{kind}{number}::0" for number in range(4) for kind in "abc"]
+    run = Run(2, items)
+    run.scheduler._kind_of = lambda nodeid: nodeid[0]
+    run.collect()
+    one, other = run.nodes
+    for _ in range(3):
+        assert run.step(one) and run.step(other)
+    assert [[items[index][0] for index in node.done] for node in run.nodes] == [["a"] * 3, ["b"] * 3]
+    assert run.finish() == items
+    assert {items[index][0] for index in one.done} == {"a", "c"}
+
+
 def test_groups_are_handed_out_as_workers_become_free() -> None:
     run = started(2)
     fast, _ = run.nodes

@@ -95,7 +95,7 @@ class CuptiClock(Clock):
         from torch.profiler import ProfilerActivity, profile
 
         torch.cuda.synchronize()
-        with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
+        with profile(activities=[ProfilerActivity.CUDA]) as profiler:
             for step in steps:
                 step.before()
                 self._flush()
@@ -107,7 +107,7 @@ class CuptiClock(Clock):
                 self._mark.fill_(1)
                 self._mark.fill_(1)
             torch.cuda.synchronize()
-        # The raw records: torch's own list of events costs more time than the calls do.
+        # The raw records: torch's own list of events, which `acc_events` would make, costs more time than the calls.
         return [_event(one) for one in profiler.profiler.kineto_results.events() if _is_work(one)]
 
 
