@@ -1,4 +1,4 @@
-"""Correctly rounded fused multiply-add on fp32 tensors, with the same bits on every device."""
+"""Correctly rounded arithmetic on tensors, with the same bits on every device: fused multiply-add, division."""
 
 from __future__ import annotations
 
@@ -23,6 +23,12 @@ def fma(x: Tensor, scale: Tensor, acc: Tensor, out: Tensor | None = None) -> Ten
         return torch.addcmul(acc, x, scale, out=out)
     result = _fma_through_fp64(x, scale, acc)
     return result if out is None else out.copy_(result)
+
+
+def divided(value: Tensor, number: float) -> Tensor:
+    """``value / number``, each element rounded once. By a Python number CUDA multiplies by the reciprocal instead,
+    which is another number in some of ten cases; it divides by a tensor."""
+    return value / torch.full((), number, dtype=value.dtype, device=value.device)
 
 
 def _fma_through_fp64(x: Tensor, scale: Tensor, acc: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from engine_samples import rounded
 from torch import Tensor
 
-from conformance.arithmetic import fma
+from conformance.arithmetic import divided, fma
 
 INF, NAN = math.inf, math.nan
 MAX = 3.4028234663852886e38
@@ -154,3 +154,13 @@ def test_a_scale_per_row_is_spread_over_the_row() -> None:
     assert result.dtype == torch.float32
     assert torch.equal(acc, torch.ones(2, 3))
     assert fma(torch.empty(0, 3), torch.ones(1, 1), torch.empty(0, 3)).shape == (0, 3)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="torch sees no CUDA device here"))])
+@pytest.mark.parametrize("number", [5.0, 127.0, 448.0])
+def test_division_rounds_once(device: str, number: float) -> None:
+    values = np.random.default_rng(3).standard_normal(4096).astype(np.float32)
+    found = divided(torch.from_numpy(values).to(device), number).cpu().numpy()
+    assert (found == values / np.float32(number)).all()
+    assert (found != values * (np.float32(1) / np.float32(number))).any()  # what CUDA does with a number

@@ -14,6 +14,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from conformance.arithmetic import divided
 from references.moe_gemm_2stage import dtypes, fp8, mx
 from references.moe_gemm_2stage.bounds import DIVISION, Arithmetic, Bounded, format_of, overflows
 from references.moe_gemm_2stage.dtypes import Mode
@@ -129,7 +130,7 @@ def _moved(quotient: Tensor, side: int) -> Tensor:
 
 
 def _scale(top: Tensor, target: Target) -> Tensor:
-    scale = top / target.largest
+    scale = divided(top, target.largest)
     return torch.where(scale == 0, 1.0, scale)
 
 

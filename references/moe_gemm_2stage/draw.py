@@ -13,6 +13,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from conformance.arithmetic import divided
 from conformance.generate import fill_rows, integers, uniform
 from conformance.routing import as_mask
 from references.moe_gemm_2stage import mx, operands
@@ -58,7 +59,7 @@ def rows_of(count: int, width: int, mode: Mode, data: str, encoding: str, seed: 
         return Operand(coded(count, width, seed % 97, device), scale=_powers(count, mode.activation, seed, device))
     if data == "block_tops":
         return _fours(count, width, device)
-    value = numbers(count, width, seed, device) / _SPREAD * decades(count, seed + _SCALE_SEED, device)
+    value = divided(numbers(count, width, seed, device), _SPREAD) * decades(count, seed + _SCALE_SEED, device)
     if mode.microscaled:
         value *= _blocks(count, width, 0, seed + _BLOCK_SEED, device)
     found = operands.activation(_of_kind(value, data), mode, encoding)
@@ -122,7 +123,7 @@ def _of_kind(value: Tensor, data: str) -> Tensor:
 def smoothed_rows(count: int, width: int, mode: Mode, data: str, encoding: str, seed: int, ids: Tensor, experts: int
                   ) -> Operand:
     """int8smooth: activations [T, k, width] after multiplication by the factor of each slot's expert."""
-    value = numbers(count, width, seed, ids.device) / _SPREAD * decades(count, seed + _SCALE_SEED, ids.device)
+    value = divided(numbers(count, width, seed, ids.device), _SPREAD) * decades(count, seed + _SCALE_SEED, ids.device)
     value = _of_kind(value, data)
     factors = smoothing(experts, width, seed + 7, ids.device)
     return operands.activation(operands.smoothed(value[:, None], factors, ids), mode, encoding)
@@ -148,7 +149,7 @@ def weight_of(expert: int, rows: int, width: int, mode: Mode, data: str, encodin
         return Operand(value, scale=None if scale is None else scale[None])
     if data == "block_tops" and gated:
         return _tops(rows, width, mode, expert, seed, device)
-    value = numbers(rows, width, seed, device) / (_SPREAD * math.sqrt(width))
+    value = divided(numbers(rows, width, seed, device), _SPREAD * math.sqrt(width))
     if gated:
         gate = value[: rows // 2]
         value[: rows // 2] = gate.abs() * 0.25 + gate * 0.75

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from conformance.arithmetic import divided
 from references.moe_gemm_2stage import fp8
 
 INTEGER_RULES = ("truncate", "nearest")
@@ -65,7 +66,7 @@ def quantise(value: Tensor, target: str, rule: str = "truncate", group: int | No
         raise ValueError(f"group is {size}: a divisor of K = {value.shape[-1]} is required")
     known = value.float().nan_to_num(nan=0.0, posinf=into.largest, neginf=-into.largest)
     groups = known.reshape(*known.shape[:-1], known.shape[-1] // size, size)
-    scale = groups.abs().amax(dim=-1) / into.largest
+    scale = divided(groups.abs().amax(dim=-1), into.largest)
     scale = torch.where(scale == 0, 1.0, scale)
     ratio = (groups / scale[..., None]).view(value.shape)
     if into.encoding is not None:
