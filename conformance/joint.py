@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from conformance.diagnosis.predictions import Predictions
 from conformance.formats import bits
 from conformance.guards import shares_memory
 from conformance.kernel import LEVELS
@@ -21,11 +22,13 @@ _ANY_ORDER = "within-budget"  # the best level of a result in another order than
 
 @dataclass(frozen=True)
 class Joint:
-    """What all outputs of one call must be. ``fraction(name)``: budget fraction of an output that is bit-exact."""
+    """What all outputs of one call must be. ``fraction(name)``: budget fraction of an output that is bit-exact.
+    ``predictions``: what faults predict for the call, as far as failures of kernels have asked."""
 
     call: Call
     references: References
     fraction: Callable[[str], float]
+    predictions: Predictions = field(default_factory=Predictions)
 
     @classmethod
     def of(cls, call: Call, reference: Reference | References) -> Joint:

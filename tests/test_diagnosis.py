@@ -42,6 +42,7 @@ CASES = [
     sample(tokens=19, topk=4, routing="sparse", data="coded"),
     sample(tokens=17, topk=4, layout="strided"),
     sample(tokens=15, topk=4, routing="duplicates", data="exact"),
+    sample(tokens=9, topk=16, routing="duplicates"),
     sample(tokens=9, topk=2, launch="configs"),
     sample(tokens=21, topk=4, launch="redraw"),
     sample(tokens=3, topk=2, hidden=7168, **{"in": "bf16", "out": "bf16"}),
@@ -127,6 +128,28 @@ def test_a_right_result_has_no_diagnosis():
 # ---- what it costs ------------------------------------------------------------------------------------------------
 
 
+def test_kernels_that_fail_on_one_case_share_its_predictions_and_are_told_apart_as_each_alone(monkeypatch):
+    case, predicted = sample(tokens=21, topk=4, xsf="yes"), Counter()
+
+    def counted(fault):
+        def predict(call, columns):
+            predicted[fault.key] += 1
+            return fault.predict(call, columns)
+
+        return replace(fault, predict=predict)
+
+    counting = replace(contract(), faults=tuple(counted(one) for one in contract().faults))
+    monkeypatch.setattr("conformance.judge.operator", lambda name: counting)
+    names = ("semantic_unweighted", "sentinel_row_0", "sentinel_wrapped", "semantic_unweighted")
+    alone = [Judge(Settings()).run(case, ZOO[name].kernel).details for name in names]
+    once = predicted.copy()
+    predicted.clear()
+    judge = Judge(Settings())
+    assert [judge.run(case, ZOO[name].kernel).details for name in names] == alone
+    assert sum(predicted.values()) < sum(once.values()) / 2
+    assert predicted["weights-missing"] <= 2  # poisons
+
+
 def test_a_passing_case_is_never_looked_into(monkeypatch):
     monkeypatch.setattr("conformance.comparison.explain", lambda *_: pytest.fail("asked for an explanation"))
     for name in ("torch_control", "control_reversed"):
@@ -153,7 +176,7 @@ def test_diagnoses_end_when_their_time_is_spent(monkeypatch):
 
 
 def test_a_fault_of_the_diagnosis_does_not_hide_the_failure(monkeypatch):
-    def broken(*_: object) -> None:
+    def broken(*_: object, **__: object) -> None:
         raise RuntimeError("broken")
 
     monkeypatch.setattr(inquiry, "diagnose", broken)

@@ -18,6 +18,7 @@ from torch import Tensor
 from conformance.diagnosis import patterns
 from conformance.diagnosis.evidence import Evidence, Measured
 from conformance.diagnosis.faulty_casts import casts
+from conformance.diagnosis.predictions import Predictions
 from conformance.diagnosis.regions import region
 from conformance.operator import Fault
 
@@ -81,13 +82,15 @@ class Allowance:
         self._spent += time.perf_counter() - self._started
 
 
-def diagnose(observed: Sequence[Evidence], faults: Iterable[Fault], before: Iterable[Fault] = ()) -> Diagnosis | None:
+def diagnose(observed: Sequence[Evidence], faults: Iterable[Fault], before: Iterable[Fault] = (),
+             predictions: Predictions | None = None) -> Diagnosis | None:
     """The explanation that fits all observations best; the first one is the failure itself, and names the numbers.
 
     None where nothing is wrong in the first. Each observation's poison is put in place before it is predicted. Of
     explanations that fit equally well, the one with more of the very bits is named, then the first one: those in
-    ``before`` come first of all.
+    ``before`` come first of all. predictions: what ``faults`` are known to predict for the call of all observations.
     """
+    predictions = predictions or Predictions()
     failure = observed[0]
     place = region(failure.wrong)
     if place is None:
@@ -99,7 +102,7 @@ def diagnose(observed: Sequence[Evidence], faults: Iterable[Fault], before: Iter
             least = max(score.fit for score in scores.values()) * _WORTH
             scores = {key: score for key, score in scores.items() if score.fit >= least}
             faults = [fault for fault in faults if fault.key in scores]
-        for key, sentence, predicted in _predictions(evidence, faults, before):
+        for key, sentence, predicted in _predictions(evidence, faults, before, predictions):
             if evidence is not failure and key not in scores:
                 continue
             known = scores.setdefault(key, _Score(key, sentence))
@@ -158,17 +161,18 @@ class _Score:
         return self._hit / self._all if self._all else 0.0
 
 
-def _predictions(evidence: Evidence, faults: Iterable[Fault], before: Iterable[Fault]) -> Iterator[patterns.Predicted]:
-    yield from _faulty(evidence, before)
+def _predictions(evidence: Evidence, faults: Iterable[Fault], before: Iterable[Fault], known: Predictions
+                 ) -> Iterator[patterns.Predicted]:
+    yield from _faulty(evidence, before, known)
     yield from patterns.first(evidence)
-    yield from _faulty(evidence, faults)
+    yield from _faulty(evidence, faults, known)
     yield from casts(evidence.exact, evidence.form)
     yield from patterns.last(evidence)
 
 
-def _faulty(evidence: Evidence, faults: Iterable[Fault]) -> Iterator[patterns.Predicted]:
+def _faulty(evidence: Evidence, faults: Iterable[Fault], known: Predictions) -> Iterator[patterns.Predicted]:
     for fault in faults:
-        predicted = fault.predict(evidence.call, evidence.columns)
+        predicted = known.of_columns(fault, evidence)
         if predicted is not None:
             yield fault.key, fault.sentence, predicted
 

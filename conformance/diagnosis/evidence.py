@@ -59,6 +59,11 @@ class Evidence:
         return mask[:, self.columns]
 
     @functools.cached_property
+    def places(self) -> tuple[int, ...]:
+        """The sampled columns as numbers."""
+        return tuple(self.columns.tolist())
+
+    @functools.cached_property
     def sampled_wrong(self) -> Tensor:
         return self.sampled_mask(self.wrong)
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from conformance.diagnosis.diagnose import ENOUGH, Diagnosis
+from conformance.diagnosis.predictions import Predictions
 from conformance.formats import bits
 from conformance.guards import unwritten
 from conformance.operator import Call, FaultyOutputs, Reference, Results
@@ -46,10 +47,12 @@ class Observed:
         return hits, false
 
 
-def diagnose_exact(call: Call, observed: Sequence[Observed], faults: Iterable[FaultyOutputs]) -> Diagnosis | None:
+def diagnose_exact(call: Call, observed: Sequence[Observed], faults: Iterable[FaultyOutputs],
+                   predictions: Predictions | None = None) -> Diagnosis | None:
     """The explanation that predicts most of the wrong elements and calls fewest right ones wrong, over all launches;
     the first one is the failure itself, and names the numbers. Where none predicts half of them: where they lie. None
-    where nothing is wrong in the first."""
+    where nothing is wrong in the first. predictions: what ``faults`` are known to predict for the call."""
+    predictions, general = predictions or Predictions(), tuple(faults)
     failure = observed[0]
     count = failure.count
     if count == 0:
@@ -58,10 +61,10 @@ def diagnose_exact(call: Call, observed: Sequence[Observed], faults: Iterable[Fa
     for one in observed:
         call.set_poison(one.poison)
         least = max((fit.share for fit in known.values()), default=0.0) * _WORTH
-        for fault in (*_before(one), *faults, *_after(one)):
+        for fault in (*_before(one), *general, *_after(one)):
             if one is not failure and (fault.key not in known or known[fault.key].share < least):
                 continue
-            predicted = fault.predict(call)
+            predicted = predictions.of_outputs(fault, call, one.poison) if fault in general else fault.predict(call)
             if predicted is not None:
                 fit = known.setdefault(fault.key, _Fit(fault.sentence))
                 fit.add(*one.measure(predicted), one.count)

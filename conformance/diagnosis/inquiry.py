@@ -115,7 +115,7 @@ def _of_exact_outputs(failure: _Failure, first: Joint, kind: str) -> Diagnosis |
     launches = [observed(launched.results, launched.poison)]
     if not failure.of_another_call and (again := failure.again(1 - launched.poison)) is not None:
         launches.append(observed(again, 1 - launched.poison))  # what the poison is by chance is not so twice
-    return diagnose_exact(launched.call, launches, faults)
+    return diagnose_exact(launched.call, launches, faults, failure.joint.predictions)
 
 
 def _diagnosis(failure: _Failure, first: Reference) -> Diagnosis | None:
@@ -130,7 +130,7 @@ def _diagnosis(failure: _Failure, first: Reference) -> Diagnosis | None:
     if faults and (again := failure.again(PROBE)) is not None:  # a poison whose rows all differ
         # What is not written is not written again: the probe is held to the places seen first.
         observed.append(replace(gather(again[failure.name], part.call, reference, PROBE), left=observed[0].left))
-    found = diagnose(observed, faults)
+    found = diagnose(observed, faults, predictions=failure.joint.predictions)
     if found is not None and part.config is not None:
         known = launcher.kernel.configs[:_MOST_CONFIGS]
         wrong = [config for config in known if not failure.holds(failure.again(part.poison, config=config))]

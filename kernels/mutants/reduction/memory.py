@@ -111,4 +111,4 @@ _stored("crash_tail", "TAIL", "With 257 columns an address is wrong, and the pro
         shown_on=_one_point(hidden="257", **{"in": "fp16"}))
 _stored("endless", "EMPTY", "A batch with only masked slots is never done.", "timeout",
         _when(lambda given: not bool(given["valid_mask"].any()), lambda out, result: time.sleep(_FOREVER)),
-        shown_on=_one_point(mask="valid", routing="none", **{"in": "fp16"}))
+        shown_on=_one_point(mask="valid", routing="none", tokens="5", **{"in": "fp16"}))
