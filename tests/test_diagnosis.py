@@ -10,7 +10,7 @@ import torch
 from engine_samples import CPU, call_of, contract, right, sample, subject
 
 from conformance.diagnosis import diagnose as diagnosis
-from conformance.diagnosis import inquiry
+from conformance.diagnosis import inquiry, nearby
 from conformance.diagnosis.diagnose import FIRST, Allowance, diagnose
 from conformance.diagnosis.evidence import gather
 from conformance.diagnosis.faulty_casts import casts
@@ -148,6 +148,25 @@ def test_kernels_that_fail_on_one_case_share_its_predictions_and_are_told_apart_
     assert [judge.run(case, ZOO[name].kernel).details for name in names] == alone
     assert sum(predicted.values()) < sum(once.values()) / 2
     assert predicted["weights-missing"] <= 2  # poisons
+
+
+def test_a_failure_of_a_gpu_is_explained_on_the_cpu_alike(monkeypatch):
+    """As if this were another device. Where it matters how arguments lie in memory they stay where they are."""
+    known = {kernel.name: kernel for kernel in kernels(OPERATOR, (MUTANTS,))}
+    chosen = [known[name] for name in list(ZOO)[::4]]
+
+    def said() -> list[tuple[str, str]]:
+        found = []
+        for case in (CASES[1], CASES[8], CASES[12]):
+            judge = Judge(Settings())
+            found += [(kernel.name, judge.run(case, kernel).message) for kernel in chosen]
+        return found
+
+    here, brought = said(), []
+    monkeypatch.setattr(nearby, "_far", lambda value: True)
+    monkeypatch.setattr(nearby, "brought", lambda call, real=nearby.brought: brought.append(real(call)) or brought[-1])
+    assert said() == here
+    assert sum(call is not None for call in brought) > 10 and None in brought
 
 
 def test_a_passing_case_is_never_looked_into(monkeypatch):

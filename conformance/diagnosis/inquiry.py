@@ -14,6 +14,7 @@ from torch import Tensor
 from conformance.diagnosis.diagnose import PROBE, Allowance, Diagnosis, diagnose
 from conformance.diagnosis.evidence import gather
 from conformance.diagnosis.exact import Observed, diagnose_exact
+from conformance.diagnosis.nearby import brought_evidence, brought_outputs
 from conformance.formats import bits
 from conformance.joint import Joint
 from conformance.launch import Launched, Launcher
@@ -115,7 +116,9 @@ def _of_exact_outputs(failure: _Failure, first: Joint, kind: str) -> Diagnosis |
     launches = [observed(launched.results, launched.poison)]
     if not failure.of_another_call and (again := failure.again(1 - launched.poison)) is not None:
         launches.append(observed(again, 1 - launched.poison))  # what the poison is by chance is not so twice
-    return diagnose_exact(launched.call, launches, faults, failure.joint.predictions)
+    if failure.of_another_call:
+        return diagnose_exact(launched.call, launches, faults, failure.joint.predictions)
+    return diagnose_exact(*brought_outputs(launched.call, launches), faults, failure.joint.predictions)
 
 
 def _diagnosis(failure: _Failure, first: Reference) -> Diagnosis | None:
@@ -130,7 +133,7 @@ def _diagnosis(failure: _Failure, first: Reference) -> Diagnosis | None:
     if faults and (again := failure.again(PROBE)) is not None:  # a poison whose rows all differ
         # What is not written is not written again: the probe is held to the places seen first.
         observed.append(replace(gather(again[failure.name], part.call, reference, PROBE), left=observed[0].left))
-    found = diagnose(observed, faults, predictions=failure.joint.predictions)
+    found = diagnose(brought_evidence(observed), faults, predictions=failure.joint.predictions)
     if found is not None and part.config is not None:
         known = launcher.kernel.configs[:_MOST_CONFIGS]
         wrong = [config for config in known if not failure.holds(failure.again(part.poison, config=config))]
