@@ -107,7 +107,8 @@ def _changed(call: Call, sums: dict[str, int]) -> str:
 
 
 def _explained(verdict: Verdict, part: Launched, reference: Reference) -> Verdict:
-    """The verdict with the launch it belongs to and, where elements still hold poison, that they were not written."""
+    """The verdict with the launch it belongs to and, where elements still hold poison, that they were not written.
+    Poison 0 is a NaN that a cast to a format of one or two bytes can give as well, such as torch's to bf16."""
     left = unwritten(part.result, part.poison) & (bits(part.result) != bits(reference.golden))
     if reference.open is not None:
         left &= ~reference.open
@@ -118,6 +119,8 @@ def _explained(verdict: Verdict, part: Launched, reference: Reference) -> Verdic
         note = f"; {count} elements still hold the poison of the output, first at {left.nonzero()[0].tolist()}"
     else:
         note = ""
+    if count and part.poison == 0 and part.result.is_floating_point() and part.result.element_size() < 4:
+        note += ", unless the kernel wrote NaN with the same bits"
     return replace(verdict, message=f"{part.label}: {verdict.message}{note}")
 
 

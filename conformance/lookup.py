@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import shlex
-import sys
-import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,18 +97,6 @@ def settings_of(selection: Selection) -> list[Settings]:
     ]
 
 
-def import_root(kernel: Kernel) -> Path | None:
-    """The folder that must be on ``sys.path`` for the kernel's module; None for this checkout and for installed
-    packages, which are found anyway."""
-    top = sys.modules.get(kernel.module.partition(".")[0])
-    places = [*getattr(top, "__path__", ())] or [getattr(top, "__file__", None)]
-    if not places[0]:
-        return None
-    root = Path(places[0]).resolve().parent
-    installed = {Path(path).resolve() for path in sysconfig.get_paths().values()}
-    return None if root == ROOT or root in installed else root
-
-
 def pytest_line(case: Case, chosen: Sequence[Kernel], settings: Settings) -> str:
     """One shell line that reruns the case on these kernels, from the current directory."""
     words = list(dict.fromkeys(selector(kernel) for kernel in chosen))
@@ -118,9 +104,5 @@ def pytest_line(case: Case, chosen: Sequence[Kernel], settings: Settings) -> str
     nodes = []
     if len(chosen) == 1 and len(selected) > 1:  # a module's kernels come together: pick the item by its node id
         nodes = [shlex.quote(f"matrices/{matrix(case.operator).path.name}::{chosen[0].name}[{case.name}]")]
-    line = rerun_command(case.id, shlex.quote(",".join(words)), settings, *nodes)
-    roots = {root for kernel in chosen if (root := import_root(kernel)) is not None}
-    if roots:
-        path = ":".join(map(shlex.quote, sorted(map(str, roots))))
-        line = f"PYTHONPATH={path}${{PYTHONPATH:+:$PYTHONPATH}} {line}"
+    line = rerun_command(case.id, chosen, settings, *nodes)
     return line if Path.cwd().resolve() == ROOT else f"cd {shlex.quote(str(ROOT))} && {line}"

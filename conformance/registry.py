@@ -8,6 +8,7 @@ import importlib.metadata
 import importlib.util
 import pkgutil
 import sys
+import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -166,7 +167,7 @@ def _import_module(name: str) -> None:
     is_path = all(part.isidentifier() for part in name.split("."))
     if not is_path or ("." not in name and importlib.util.find_spec(name) is None):
         known = {kernel.name for kernel in all_registered() if not kernel.module.startswith(MUTANTS)}
-        raise unknown_name("kernel", name, known)
+        raise ConformanceError(f"{unknown_name('kernel', name, known)} A module is found through PYTHONPATH.")
     before = all_registered()
     _import(name, "kernel module")
     _check_operators()
@@ -187,3 +188,19 @@ def selector(kernel: Kernel) -> str:
     itself."""
     inside = any(kernel.module == name or kernel.module.startswith(f"{name}.") for name in _loaded_by_itself())
     return kernel.name if inside and not kernel.module.startswith(MUTANTS) else kernel.module
+
+
+@functools.cache
+def _installed() -> frozenset[Path]:
+    return frozenset(Path(path).resolve() for path in sysconfig.get_paths().values())
+
+
+def import_root(module: str) -> Path | None:
+    """The folder that must be on ``sys.path`` for a kernel's module; None for this checkout and for installed
+    packages, which are found anyway."""
+    top = sys.modules.get(module.partition(".")[0])
+    places = [*getattr(top, "__path__", ())] or [getattr(top, "__file__", None)]
+    if not places[0]:
+        return None
+    root = Path(places[0]).resolve().parent
+    return None if root == ROOT or root in _installed() else root

@@ -15,10 +15,10 @@ from conformance.errors import ConformanceError
 from conformance.guards import checksum
 from conformance.judge import torch_device
 from conformance.kernel import Kernel
-from conformance.lookup import find_case, find_kernels, import_root, pytest_line, settings_of
+from conformance.lookup import find_case, find_kernels, pytest_line, settings_of
 from conformance.operator import Shared
 from conformance.options import Selection
-from conformance.registry import ROOT, operator, selector
+from conformance.registry import ROOT, import_root, operator, selector
 from conformance.result import Settings, why_not_run
 
 TEMPLATE = Path(__file__).with_name("standalone.py")
@@ -110,7 +110,7 @@ def write_file(target: Path, case: Case, kernel: Kernel, settings: Settings) -> 
 
 def file_text(case: Case, kernel: Kernel, settings: Settings) -> str:
     """The template with this case's values in place of its own."""
-    root = import_root(kernel)
+    root = import_root(kernel.module)
     values = {
         "CASE": case.id,
         "KERNEL": kernel.name,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -10,7 +12,7 @@ from conformance.applies import why_not_meant
 from conformance.case import Case
 from conformance.environment import ABSENT, python_here
 from conformance.kernel import Kernel
-from conformance.registry import arch, matrix, operator, selector
+from conformance.registry import arch, import_root, matrix, operator, selector
 
 STATES = ("pass", "expected", "fail", "error", "crash", "timeout", "not-run")
 
@@ -70,10 +72,14 @@ class Settings:
     arch: str = "cpu"
 
 
-def rerun_command(case: str, kernels: str, settings: Settings, *more: str) -> str:
-    """The shell line that runs a case again in this environment, from the checkout. ``more``: words of it, quoted."""
-    return " ".join([python_here(), "-m pytest", *more, f"--case '{case}' --kernels {kernels} --sizes {settings.sizes}",
-                     f"--arch {settings.arch}"])
+def rerun_command(case: str, chosen: Sequence[Kernel], settings: Settings, *more: str) -> str:
+    """The shell line that runs a case on these kernels again in this environment, from the checkout, in a shell that
+    does not know yet where they lie. ``more``: words of it, quoted."""
+    kernels = shlex.quote(",".join(dict.fromkeys(map(selector, chosen))))
+    roots = sorted({str(root) for kernel in chosen if (root := import_root(kernel.module)) is not None})
+    path = [f"PYTHONPATH={':'.join(map(shlex.quote, roots))}${{PYTHONPATH:+:$PYTHONPATH}}"] if roots else []
+    return " ".join([*path, python_here(), "-m pytest", *more, f"--case '{case}' --kernels {kernels}",
+                     f"--sizes {settings.sizes} --arch {settings.arch}"])
 
 
 def blank_result(case: Case, kernel: Kernel, settings: Settings, state: str, **more: Any) -> Result:
@@ -90,7 +96,7 @@ def blank_result(case: Case, kernel: Kernel, settings: Settings, state: str, **m
         group=matrix(case.operator).group_of(case),
         state=state,
         promised=kernel.promise,
-        rerun=rerun_command(case.id, selector(kernel), settings),
+        rerun=rerun_command(case.id, [kernel], settings),
         worker=os.environ.get("PYTEST_XDIST_WORKER", "main"),
         **more,
     )

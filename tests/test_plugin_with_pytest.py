@@ -64,6 +64,7 @@ def test_a_failure_shows_its_message_and_how_to_run_it_again(ran: tuple[Ran, tup
     for result in done.of("wrong", "fail"):
         assert result["message"] in done.output
         assert f"Run it again: {result['rerun']}" in done.output
+        assert result["rerun"].startswith(f"PYTHONPATH={done.directory.parent}${{PYTHONPATH:+:$PYTHONPATH}} ")
     if "-s" not in arguments:
         assert done.output.count("\nprinted by wrong") == 2  # not for the cases that passed
     assert "  wrong: 4 planned: 2 fail, 2 pass" in done.output
