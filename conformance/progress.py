@@ -15,6 +15,7 @@ from conformance.recorder import Recorder
 
 LISTED = 20  # failures that are shown in full; the page has all
 _FIRST, _LONGEST = 5.0, 60.0  # seconds between progress lines, growing with the run
+_CAUSES = 5  # lines for causes of failures; all are in the report
 _BAD = ("fail", "error", "crash", "timeout")
 
 
@@ -70,7 +71,7 @@ class Display:
         self.note(f"{100 * done // max(1, planned):3d} %  {done}/{planned} done, {bad} failed | {kernels}{rest}")
 
     def summary(self, pages: Sequence[Path], timings: Mapping[str, BenchRecorder]) -> None:
-        """Counts per kernel and state, what was not run and why, what was timed, and where the pages are."""
+        """Counts per kernel and state, what was not run and why, causes of failures, what was timed, and the pages."""
         self._begun.set()
         if self.terminal is None:
             return
@@ -90,6 +91,9 @@ class Display:
             for (kernel, reason), count in sorted(recorder.reasons.items()):
                 if count:
                     write(f"  not run: {count} of {kernel}: {reason}")
+            for (kernel, cause), count in recorder.causes.most_common(_CAUSES):
+                if count:
+                    write(f"  diagnosed: {count} of {kernel}: {cause}")
             for problem in recorder.problems():
                 write(f"  PROBLEM: {problem}")
             write(f"  records: {recorder.path}")

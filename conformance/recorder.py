@@ -27,6 +27,12 @@ def now() -> str:
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
 
 
+def _cause(result: Mapping[str, Any]) -> str:
+    """The sentence that a diagnosis found for a failure, "" where there is none or where it explains nothing."""
+    found = (result.get("details") or {}).get("diagnosis") or {}
+    return found["sentence"] if result["state"] == "fail" and found.get("explained") else ""
+
+
 class Recorder:
     """Writes one architecture's record file and keeps the counts that the summary needs.
 
@@ -41,6 +47,7 @@ class Recorder:
         self.states: Counter[str] = Counter()
         self.by_kernel: dict[str, Counter[str]] = {name: Counter() for name in run["planned"]}
         self.reasons: Counter[tuple[str, str]] = Counter()
+        self.causes: Counter[tuple[str, str]] = Counter()  # of the failures that were diagnosed
         self._counted: dict[bytes, tuple[str, str, str]] = {}  # by digest: of 100 000 results nothing else is kept
         self._alike: dict[tuple[str, str, str], tuple[str, str, str]] = {}
         self._lanes: Counter[tuple[str, str]] = Counter()
@@ -75,7 +82,7 @@ class Recorder:
         kernel, state = result["kernel"], result["state"]
         name = f"{result['case']} on {kernel}".encode("utf-8", "backslashreplace")
         key = hashlib.blake2b(name, digest_size=12).digest()
-        counted = state, result["message"] if state == "not-run" else "", result["lane"]
+        counted = state, result["message"] if state == "not-run" else _cause(result), result["lane"]
         counted = self._alike.setdefault(counted, counted)
         if key in self._counted:
             self._count(kernel, *self._counted[key], -1)
@@ -87,13 +94,15 @@ class Recorder:
         """How many of a kernel's cases were taken to a lane below execution, by lane."""
         return {lane: n for (name, lane), n in self._lanes.items() if name == kernel and lane != "execute" and n}
 
-    def _count(self, kernel: str, state: str, message: str, lane: str, by: int) -> None:
+    def _count(self, kernel: str, state: str, why: str, lane: str, by: int) -> None:
         self.states[state] += by
         self.by_kernel.setdefault(kernel, Counter())[state] += by
         if state == "not-run":
-            self.reasons[kernel, message] += by
-        else:
-            self._lanes[kernel, lane] += by
+            self.reasons[kernel, why] += by
+            return
+        self._lanes[kernel, lane] += by
+        if why:
+            self.causes[kernel, why] += by
 
     def note(self, problem: str) -> None:
         """Something beside single results that makes the run fail."""

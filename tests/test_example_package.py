@@ -72,6 +72,7 @@ def test_a_kernel_that_drops_the_last_slot_fails_and_the_message_names_it(tmp_pa
         assert part in bad[0]["message"] and part in done.stdout
     assert bad[0]["case"].startswith("moe_reduce_fused/")
     assert bad[0]["rerun"] in done.stdout
+    assert "\n  diagnosed: 1 of my_reduce: the last slot is left out\n" in done.stdout
 
 
 def test_readmes_kernel_passes_when_named_by_module(tmp_path: Path) -> None:

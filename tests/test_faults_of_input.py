@@ -12,7 +12,8 @@ from suite_runs import OPERATOR, ROOT, Ran, run
 KERNEL = "from conformance import kernel\n@kernel('moe_reduce_fused', name={name!r})\ndef f(x, out): pass\n"
 
 WRONG_OPTIONS = [
-    (("--kernels", "h_tilde"), ("unknown kernel 'h_tilde'", "Did you mean 'h_tiled'?", "Known: ", "vectorised", "PYTHONPATH")),
+    (("--kernels", "h_tilde"), ("unknown kernel 'h_tilde'", "Did you mean 'h_tiled'?", "Known: ", "vectorised")),
+    (("--kernels", "my_kernel"), ("unknown kernel 'my_kernel'", "Known: ", "A module is found through PYTHONPATH")),
     (("--operator", "moe_sorting", "--kernels", "h_tiled"), ("--kernels h_tiled", "none is a kernel of moe_sorting")),
     (("--tier", "ofical"), ("unknown tier 'ofical'", "Known: ", "official", "smoke")),
     (("--arch", "sm_1"), ("unknown architecture", "'sm_1'", "cpu")),
