@@ -108,9 +108,13 @@ class XdistHooks:
     def pytest_testnodedown(self, node: Any, error: object | None) -> None:
         """Notice workers that end without running a case: xdist would replace them for ever."""
         scheduler = self._controller.scheduler if self._controller is not None else None
+        name = node.gateway.id
+        if not error and getattr(node, "workeroutput", {}).get("exitstatus") == pytest.ExitCode.USAGE_ERROR:
+            missing = [word for word in node.config.args if not Path(word.partition("::")[0]).exists()]
+            why = f"no file or folder {', '.join(missing)}" if missing else "without -n pytest says why"
+            pytest.exit(f"worker {name} could not collect anything: {why}", returncode=pytest.ExitCode.USAGE_ERROR)
         if not error or scheduler is None or scheduler.at_work(node):
             return
-        name = node.gateway.id
         if name not in self._collected and "Traceback" in str(error):
             pytest.exit(f"worker {name} could not start: {str(error).strip().splitlines()[-1]}",
                         returncode=pytest.ExitCode.USAGE_ERROR)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from suite_runs import CASES, JUNIT, MODULE, Ran, run, run_kernels, run_once, write_kernels
+from suite_runs import CASES, JUNIT, MODULE, ROOT, Ran, run, run_kernels, run_once, write_kernels
 
 # `wrong` fails in the two cases with weights, `partly` does not take them
 KERNELS = """
@@ -92,6 +94,14 @@ def test_the_smoke_marker_selects_the_smoke_tier(tmp_path: Path) -> None:
     ran = run(tmp_path, "--kernels", MODULE, "--tier", "official", "-m", "smoke", "--collect-only", "-q")
     assert sum(line.startswith("matrices/") for line in ran.output.splitlines()) == 48
     assert ran.code == 0
+
+
+def test_a_path_that_is_not_there_is_one_line_with_workers_too(tmp_path: Path) -> None:
+    line = [sys.executable, "-m", "pytest", "-n", "2", f"--report-dir={tmp_path}", "matrices/no_such.toml"]
+    done = subprocess.run(line, cwd=ROOT, text=True, capture_output=True, check=False)
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "could not collect anything: no file or folder matrices/no_such.toml" in done.stdout + done.stderr
+    assert "INTERNALERROR" not in done.stdout + done.stderr
 
 
 def test_collecting_only_runs_and_writes_nothing(tmp_path: Path) -> None:
