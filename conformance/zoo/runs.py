@@ -24,8 +24,8 @@ def run(names: Sequence[str], selection: Selection, directory: Path, this: Round
         seconds: float = CASE_SECONDS) -> tuple[str, list[Any]]:
     """(architecture, results) of one pytest run over the kernels that ``words`` choose, of the operators ``names``.
 
-    this: the round that it is; None: all cases of every mutant. seconds: the time limit of a case. Raises
-    ConformanceError when pytest could not run, or not to its end.
+    The selection has one architecture. this: the round that it is; None: all cases of every mutant. seconds: the time
+    limit of a case. Raises ConformanceError when pytest could not run, or not to its end.
     """
     directory.mkdir(parents=True, exist_ok=True)
     log = directory / "pytest.txt"
@@ -34,11 +34,12 @@ def run(names: Sequence[str], selection: Selection, directory: Path, this: Round
     with log.open("w", encoding="utf-8") as file:
         code = subprocess.run(line(names, selection, directory, words, seconds), cwd=ROOT, stdout=file, stderr=file,
                               check=False, env=os.environ | told | {"PYTHONPATH": path}).returncode
-    records = sorted(directory.glob("*.jsonl"))
-    if code not in (0, 1) or len(records) != 1:
+    (arch,) = chosen_archs(selection.archs)  # another one's records may lie there, of an earlier zoo
+    records = directory / f"{arch}.jsonl"
+    if code not in (0, 1) or not records.exists():
         tail = " / ".join(log.read_text(encoding="utf-8").strip().splitlines()[-3:])
         raise ConformanceError(f"pytest ended with {code} on the mutants of {', '.join(names)}: {tail}")
-    return records[0].stem, list(read_results(records[0]))
+    return arch, list(read_results(records))
 
 
 def _workers(selection: Selection) -> str:
