@@ -200,3 +200,14 @@ def test_a_scale_that_is_one_step_off_at_a_bound_alone_is_seen(
     seen = {(case.params["in"], case.params["rule"]) for case in cases("moe_gemm_2stage", "F22-block-tops")
             if failure(case) is not None}
     assert {(dtype, rule) for dtype in ("fp4", "a8w4") for rule in rules} <= seen
+
+
+@pytest.mark.parametrize("name", ("moe_gemm1", "moe_gemm_2stage"))
+def test_a_nan_of_the_gate_does_not_hide_behind_one_of_the_up_projection(name: str, monkeypatch: pytest.MonkeyPatch
+                                                                         ) -> None:
+    """As of a kernel that limits its gate with max() and min(), which take the number of a number and a NaN."""
+    silu = torch.nn.functional.silu
+    modes = tuple(key for key, mode in MODES.items() if name == "moe_gemm1" or not mode.row_quantised)
+    monkeypatch.setattr(torch.nn.functional, "silu", lambda x: silu(x).nan_to_num(0.0, torch.inf, -torch.inf))
+    for case in cases(name, "F25-nonfinite", **{"in": modes, "data": ("nan_weights",)}):
+        assert failure(case) == "nan-map", case.id

@@ -28,14 +28,21 @@ def in_rows(rows: Operand, mode: Mode, seed: int) -> Operand:
 
 def in_channels(weight: Operand, name: str, expert: int, mode: Mode, chained: bool, seed: int) -> Operand:
     """An expert's weights [1, N, K] of which some channels have a NaN, in a scale, or every other one in a float: those
-    of odd experts, in a chain some of these for w1 and others for w2, so that the one hides nothing of the other."""
+    of odd experts, in a chain some of these for w1 and others for w2, so that the one hides nothing of the other. For
+    the same reason gate and up have it in different channels, in a chain, whose rows of stage 2 are NaN of either, in
+    different experts."""
     step = 4 if chained else 2
     if expert % step != _WITH_NAN[name] % step:
         return weight
-    channel = torch.arange(weight.payload.shape[1], device=weight.payload.device)
-    found = with_nan(weight, (channel % 16 == 3)[None], seed + expert)
+    row = torch.arange(weight.payload.shape[1], device=weight.payload.device)
+    channel, here = row % 16, torch.ones_like(row, dtype=torch.bool)
+    if name == "w1":
+        up = row >= len(row) // 2
+        channel = (row + 4 * up) % 16
+        here = up == (expert % 8 >= 4) if chained else here
+    found = with_nan(weight, (here & (channel == 3))[None], seed + expert)
     floats = mode.weight in ("fp8", "f16", "bf16")
-    return with_nan(found, (channel % 16 == 11)[None], seed + expert, in_payload=floats)
+    return with_nan(found, (here & (channel == 11))[None], seed + expert, in_payload=floats)
 
 
 def spoil(stored: Tensor, seed: int) -> None:
