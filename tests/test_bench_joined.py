@@ -177,3 +177,15 @@ def test_a_shard_without_timings_among_others(tmp_path: Path, capsys: pytest.Cap
     code, said = merged(capsys, path_beside(paths[0]))
     assert code == 2 and "is a file of timings; give the record files" in said
     assert len(IDENTITY) == 2
+
+
+@pytest.mark.parametrize(("line", "words"), [
+    ('"verdict":"0"', "'state' is missing"), ('"state":"timed","spread":0.1', "'seconds' is missing"),
+    ('"state":"timed","seconds":0.1', "'spread' is missing"), ('"state":3', "'state' is 3, of a wrong type"),
+])
+def test_a_timing_without_what_is_read_of_it_is_one_clear_error(line: str, words: str, tmp_path: Path) -> None:
+    file = tmp_path / "cpu.bench.jsonl"
+    file.write_text(f'{{"type":"bench-run","schema":1,"arch":"cpu"}}\n{{"type":"timing","case":"a","kernel":"k",{line}}}\n',
+                    encoding="utf-8")
+    with pytest.raises(ConformanceError, match=f"bench.jsonl:2: no line of a file of timings: {words}"):
+        read_earlier(file, TIMINGS)

@@ -233,8 +233,13 @@ def test_several_architectures_from_their_directory(tmp_path: Path) -> None:
     ('{"type":"run","schema":1,"arch":["cpu"]}\n', r"'arch' is \[\"cpu\"\], of a wrong type"),
     ('{"type":"run","schema":1,"arch":"cpu","planned":{"k":"x"}}\n', "'planned' must be numbers of results"),
     ('{"type":"run","schema":1,"arch":"cpu"}\n{"type":"result","case":"a"}\n', "r.jsonl:2: .*'kernel' is missing"),
-    ('{"type":"run","schema":1,"arch":"cpu"}\n{"type":"result","case":"a","kernel":"k","seconds":"x"}\n',
+    ('{"type":"run","schema":1,"arch":"cpu"}\n{"type":"result","case":"a","kernel":"k","state":"pass","lane":"route",'
+     '"message":"","seconds":"x"}\n',
      "r.jsonl:2: .*'seconds' is \"x\", of a wrong type"),
+    ('{"type":"run","schema":1,"arch":"cpu"}\n{"type":"result","case":"a","kernel":"k"}\n',
+     "r.jsonl:2: .*'state' is missing"),
+    ('{"type":"run","schema":1,"arch":"cpu"}\n{"type":"result","case":"a","kernel":"k","state":"pass","message":""}\n',
+     "r.jsonl:2: .*'lane' is missing"),
     ('{"type":"run","schema":1,"arch":"sm_90"}\n', "holds results of sm_90, and this run is on cpu"),
 ])
 def test_what_cannot_be_resumed_is_one_clear_error(tmp_path: Path, content: str | None, words: str) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from conformance.bench.record import TIMED
 from conformance.errors import ConformanceError
 
 SCHEMA = 1
@@ -32,10 +33,11 @@ RECORDS = Form("record file", "run", "result")
 TIMINGS = Form("file of timings", "bench-run", "timing")
 _FIRST: tuple[tuple[str, ...], dict[str, Any]] = (
     ("arch",), {"arch": str, "planned": dict, "shard": dict, "resumed": list, "workers": int, "roles": dict})
-_RESULT: tuple[tuple[str, ...], dict[str, Any]] = (
-    ("case", "kernel"), {"case": str, "kernel": str, "state": str, "seconds": (int, float), "expected": dict})
+_KINDS: dict[str, Any] = {"case": str, "kernel": str, "state": str, "lane": str, "message": str,
+                          "seconds": (int, float), "spread": (int, float), "expected": dict}
 # Type of a line -> what it must have, and the types of what is read here of it
-_MEMBERS = {"run": _FIRST, "bench-run": _FIRST, "result": _RESULT, "timing": _RESULT,
+_MEMBERS = {"run": _FIRST, "bench-run": _FIRST, "result": (("case", "kernel", "state", "lane", "message"), _KINDS),
+            "timing": (("case", "kernel", "state"), _KINDS),
             "end": ((), {"seconds": (int, float), "notes": list, "problems": list})}
 
 
@@ -63,7 +65,8 @@ def _wrong(line: Any, form: Form) -> str:
     if not isinstance(line, dict) or not isinstance(line.get("type"), str):
         return f"it must be an object with a 'type', is {_shown(line)}"
     needed, types = _MEMBERS.get(line["type"], ((), {}))
-    for name in needed:
+    figures = ("seconds", "spread") if line["type"] == TIMINGS.line and line.get("state") == TIMED else ()
+    for name in (*needed, *figures):
         if line.get(name) is None:
             return f"{name!r} is missing"
     for name, kind in types.items():
