@@ -21,7 +21,7 @@ from references.moe_reduce_fused.contract import SOURCES, output
 
 _WIDE = {"fp32": 40, "bf16": 40, "fp16": 8}  # exponents that rows and their scales are moved apart by
 _PLAIN = ("codes", "small_addends", "overflow")  # data whose scales are all 1
-_SPECIAL_SF = {"zero": 0.0, "negative": -1.5, "tiny": 2.0**-120, "subnormal": 1.5 * 2.0**-127, "huge": 2.0**90,
+_SPECIAL_SF = {"zero": 0.0, "negative": -1.5, "tiny": 2.0**-120, "subnormal": 1.5 * 2.0**-130, "huge": 2.0**90,
                "greatest": -1.75 * 2.0**110, "infinite": math.inf, "nan": math.nan}
 _SCALES = ("usual", "subnormal")  # of weights and x_sf
 _REDUCED_SEND, _REDUCED_TOKENS = 8, 61  # tokens in the tens, and no multiple of 32
