@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from engine_samples import sample, subject
 from suite_runs import run_kernels
 
