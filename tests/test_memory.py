@@ -152,9 +152,9 @@ def test_a_case_that_ran_out_of_memory_with_less_than_its_estimate_was_not_run()
 
 def test_the_peak_of_a_group_corrects_the_estimates_that_follow() -> None:
     case = sample()
-    one = gate(10 * GB, 150 * MB)
+    one, passed = gate(10 * GB, 150 * MB), replace(failed(case), state="pass")  # imports are no case's memory: before
     assert one.enter(case) is None
-    told = one.told(replace(failed(case), state="pass"), case)
+    told = one.told(passed, case)
     assert told.memory is not None and told.memory["peak"] == 150 * MB
     with one._admission._ledger() as ledger:
         assert ledger["factors"] == {"moe_reduce_fused": pytest.approx(150 * MB / told.memory["estimate"])}
