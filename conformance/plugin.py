@@ -221,6 +221,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     global _controller
     if RUN in session.config.stash:
         session.config.stash[RUN].close()
+    if "hypothesis" not in sys.modules:  # its plugin imports all of it when a session ends, to print nothing
+        session.config.pluginmanager.unregister(name="hypothesispytest")
     if _controller is not None:
         if _controller.carried and exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:  # all was done before
             exitstatus = session.exitstatus = pytest.ExitCode.OK
