@@ -162,9 +162,10 @@ def build(spec: Tiled) -> Any:
             left=dialect.shared((rows, depth), factor), right=each(lambda: dialect.shared((channels, depth), factor)),
             scales=each(lambda: dialect.shared((channels,), "float32")),
             acc=each(lambda: dialect.fragment((rows, channels), number)))
-        held.raw_left = dialect.shared((rows, depth), row_dtype) if widened else held.left
+        stored = dialect.shared if spec.overlapped else dialect.fragment
+        held.raw_left = stored((rows, depth), row_dtype) if widened else held.left
         held.raw_right = held.right if not unpacked else each(
-            lambda: dialect.shared((tiles * steps, 16 * part_of), weight_dtype))
+            lambda: stored((tiles * steps, 16 * part_of), weight_dtype))
         held.rounded = dialect.fragment((rows, channels), dialect.dtype(spec.result))
         held.part = each(lambda: dialect.fragment((rows, channels), number)) if spec.grouped else held.acc
         return held

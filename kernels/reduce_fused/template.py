@@ -110,8 +110,12 @@ def reduce_tokens(spec: Spec) -> Any:
         next_row = T.alloc_local((ahead,), "int32")
         scale = T.alloc_local((ahead,), "float32")
         row_scale = T.alloc_local((ahead,), "float32")
+        factor = T.alloc_local((1,), "float32")
         seen = T.alloc_var("int32")
         fetch(positions, first, 0, topk, next_row)
+        factor[0] = 1.0
+        if rescaled:  # here, where nothing waits for it yet
+            factor[0] = sf[0]
         for step in T.serial(count):
             seen = 0
             for v in T.unroll(vectors):
@@ -146,7 +150,7 @@ def reduce_tokens(spec: Spec) -> Any:
             if rescaled and seen != 0:  # a token without valid slots stays +0, also under a negative sf
                 for v in T.unroll(vectors):
                     for i in dialect.lanes(span):
-                        acc[v, i] = acc[v, i] * sf[0]
+                        acc[v, i] = acc[v, i] * factor[0]
             for v in T.unroll(vectors):
                 for i in dialect.vector(span):
                     out[first + step, chunk + v * apart, i] = dialect.narrow(spec.result, acc[v, i])
