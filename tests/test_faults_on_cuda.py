@@ -144,7 +144,8 @@ def _on_a_stream(before: bool, after: bool) -> Kernel:
         with torch.cuda.stream(own):
             if before:  # what is too late comes late for sure; what is too early must not be made late
                 torch.cuda._sleep(100_000_000)  # cycles: about 50 ms
-            out.copy_(right(x, token_topk_to_pos, topk_weights, x_sf, sf, out.dtype))
+            rows = token_topk_to_pos.clamp(max=len(x) - 1)  # what is read too early may be anything
+            out.copy_(right(x, rows, topk_weights, x_sf, sf, out.dtype))
         if after:
             current.wait_stream(own)
 

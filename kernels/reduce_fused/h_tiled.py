@@ -31,6 +31,7 @@ OPTIONS = {
 CONFIGS = tuple(f"{name}:{value}" for name, values in OPTIONS.items() for value in values)
 _C_BLOCK = 512  # only has to fit the first-level cache, and divides every hidden size of the official matrix
 _C_TOKENS = 4
+_WARP = 32
 _MOST_BLOCKS = 65535  # along the second axis of a grid, on every GPU
 
 
@@ -39,8 +40,9 @@ def specialise(arch: Arch, topk: int, hidden: int, source: str, result: str, giv
     """The specialisation that runs for a call. ``hidden``: a multiple of 256. ``given``: presence of weights, x_sf and
     sf, as "101".
 
-    ``config`` forces options ("block_h:512-ahead:1"); a block is halved until it divides ``hidden``. On the C target
-    a block is one thread's, and presence is told at the call: its branches cost nothing there.
+    ``config`` forces options ("block_h:512-ahead:1"); a block is halved until it divides ``hidden``, and has one vector
+    for each thread where it does not divide into as many as are forced. On the C target a block is one thread's, and
+    presence is told at the call: its branches cost nothing there.
     """
     forced = options(config, OPTIONS)
     fp8 = forced.get("fp8", fp8_of(arch))
@@ -49,13 +51,14 @@ def specialise(arch: Arch, topk: int, hidden: int, source: str, result: str, giv
         ahead = int(forced.get("ahead", 4 if topk >= 4 else 1))
         return Spec("h_tiled", "c", source, result, block, 1, ahead, fp8=fp8)
     tuning, span = tuning_of(arch.name), 16 // BYTES[source]
-    block = _divisor(int(forced.get("block_h", span * tuning.threads * tuning.vectors)), hidden)
-    vectors = int(forced.get("vectors", tuning.vectors))
-    vectors = vectors if block >= span * vectors * 32 else 1
-    threads = block // (span * vectors)
+    tile = _divisor(int(forced["block_h"]), hidden) if "block_h" in forced else hidden
+    chunks = tile // span
+    vectors = int(forced.get("vectors", tuning.vectors_of(chunks // _WARP)))
+    vectors = vectors if chunks % (_WARP * vectors) == 0 else 1
+    threads = (chunks if tile < hidden else _divisor(tuning.threads * vectors, chunks)) // vectors
     ahead = int(forced.get("ahead", tuning.ahead_of(topk)))
     return Spec("h_tiled", arch.language, source, result, span, threads, ahead, given, fp8, vectors,
-                tuning.resident // threads)
+                tuning.resident(threads, span, vectors, ahead))
 
 
 def tokens_of(arch: Arch, tokens: int, hidden: int, block: int, config: str | None, multiprocessors: int) -> int:
