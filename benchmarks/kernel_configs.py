@@ -29,15 +29,15 @@ from conformance.bench.measure import TooSlow  # noqa: E402
 from conformance.bench.protocol import FLUSHES, WRITE_READ  # noqa: E402
 from conformance.bench.roofline import Figures, figures  # noqa: E402
 from conformance.case import Case  # noqa: E402
+from conformance.cases.matrix import Matrix  # noqa: E402
 from conformance.console import print_table  # noqa: E402
 from conformance.environment import archs_here  # noqa: E402
 from conformance.errors import NotSupported  # noqa: E402
-from conformance.judge import Judge  # noqa: E402
+from conformance.judging.judge import Judge  # noqa: E402
 from conformance.kernel import Kernel  # noqa: E402
-from conformance.matrix import Matrix  # noqa: E402
+from conformance.launching.torch_settings import torch_settings_kept  # noqa: E402
 from conformance.registry import kernels, matrices, operator  # noqa: E402
 from conformance.result import Settings  # noqa: E402
-from conformance.torch_settings import torch_settings_kept  # noqa: E402
 from reports.bench import spelling  # noqa: E402
 
 

@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from conformance.console import print_table  # noqa: E402
-from conformance.memory import parse_bytes, resident, spelled  # noqa: E402
+from conformance.devices.memory import parse_bytes, resident, spelled  # noqa: E402
 
 SHOWN = 12
 OFFICIAL = ["--operator", "moe_reduce_fused", "--tier", "official"]

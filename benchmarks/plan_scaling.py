@@ -31,7 +31,7 @@ MOST_MEMORY, LARGEST_PAGE, GROWTH = 500e6, 10e6, 1.3
 # A plugin that lets every case pass, with as many and as varied figures as real ones have.
 PASSES = '''
 from conformance.result import blank_result
-from conformance.run import Run
+from conformance.session.run import Run
 
 def passes(self, case, kernel, arch):
     shade = case.seed % 1000 / 1000

@@ -15,18 +15,20 @@ from typing import Any
 
 import pytest
 
-from conformance import exit_guard, options, run_options
+from conformance.cases import options
+from conformance.devices.gpus import bind_gpu, start_device
 from conformance.errors import ConformanceError
-from conformance.gpus import bind_gpu, start_device
-from conformance.isolation import CrashLog
-from conformance.items import RUN, CaseItem, MatrixFile, clipped
-from conformance.preparing import prepare
-from conformance.progress import few_listed, keep_one_of_many
+from conformance.launching import exit_guard
 from conformance.registry import ROOT, kernels, matrix_files, put_checkout_first
-from conformance.run import Run
 from conformance.runs.portion import Division, Portion, handed_on, read_portion, report_division
-from conformance.session import Controller
-from conformance.workers import CONTROLLER, XdistHooks, let_workers_be_replaced
+from conformance.session import run_options
+from conformance.session.controller import Controller
+from conformance.session.isolation import CrashLog
+from conformance.session.items import RUN, CaseItem, MatrixFile, clipped
+from conformance.session.preparing import prepare
+from conformance.session.progress import few_listed, keep_one_of_many
+from conformance.session.run import Run
+from conformance.session.workers import CONTROLLER, XdistHooks, let_workers_be_replaced
 
 PORTION: pytest.StashKey[Portion] = pytest.StashKey()
 DIVISION: pytest.StashKey[Division] = pytest.StashKey()
@@ -234,7 +236,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_unconfigure(config: pytest.Config) -> None:
     exit_guard.unguard()
-    session, restore = config.pluginmanager.get_plugin("session"), sys.modules.get("conformance.restore")
+    session, restore = config.pluginmanager.get_plugin("session"), sys.modules.get("conformance.launching.restore")
     if session is not None and restore is not None:  # cases were run here
         restore.end_in_spite_of_threads(int(session.exitstatus), patience=1.0 if _is_worker(config) else 5.0)
 

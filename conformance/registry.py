@@ -15,10 +15,10 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from conformance.arch import Arch
+from conformance.cases.matrix import Matrix, load_matrix
 from conformance.errors import ConformanceError, unknown_name
 from conformance.expectations.files import read_arch
 from conformance.kernel import Kernel, all_registered, registered
-from conformance.matrix import Matrix, load_matrix
 
 if TYPE_CHECKING:
     from conformance.operator import Operator

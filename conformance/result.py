@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from conformance.applies import why_not_meant
 from conformance.case import Case
+from conformance.cases.applies import why_not_meant
 from conformance.environment import ABSENT, python_here
 from conformance.kernel import Kernel
 from conformance.registry import arch, import_root, matrix, operator, selector

@@ -13,7 +13,7 @@ from conformance import Kernel
 from conformance.case import Case
 from conformance.operator import Call, Reference, Shared
 from conformance.registry import kernels, matrix, operator
-from conformance.verdict import Verdict, judge
+from conformance.verdicts.verdict import Verdict, judge
 
 CPU = torch.device("cpu")
 OPERATORS = ("moe_gemm1", "moe_gemm2", "moe_gemm_2stage")

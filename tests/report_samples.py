@@ -170,7 +170,7 @@ def fail(line: Line, number: int, **changes: Any) -> None:
             "p99 error": 0.001 * number,
             "explained by": "rows >= 32 of each tile, 98 % of the mismatches",
         },
-        trace=f"conformance/verdict.py:120: in judge\n    raise Mismatch\nnumber {number}",
+        trace=f"conformance/verdicts/verdict.py:120: in judge\n    raise Mismatch\nnumber {number}",
     )
     line.update(changes)
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from conformance import admission
-from conformance.admission import Admission, Refused
-from conformance.memory import DeviceMemory
+from conformance.devices import admission
+from conformance.devices.admission import Admission, Refused
+from conformance.devices.memory import DeviceMemory
 from conformance.registry import ROOT
 
 GB = 1 << 30
@@ -276,8 +276,8 @@ def test_living_and_dead_processes() -> None:
 CHILD = """
 import os, sys, time
 from pathlib import Path
-from conformance.admission import Admission
-from conformance.memory import DeviceMemory
+from conformance.devices.admission import Admission
+from conformance.devices.memory import DeviceMemory
 gb, folder = 1 << 30, Path(sys.argv[1])
 log = os.open(folder / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 nothing = lambda: 0

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from conformance import cli, environment
+from conformance import environment
 from conformance.arch import FACTS, Arch, Fact
+from conformance.commands import cli
 from conformance.environment import ABSENT, arch_name, chosen_archs
 from conformance.errors import ConformanceError
 from conformance.expectations.check import every_point, problems

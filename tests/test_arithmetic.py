@@ -11,7 +11,7 @@ import torch
 from engine_samples import rounded
 from torch import Tensor
 
-from conformance.arithmetic import divided, fma
+from conformance.data.arithmetic import divided, fma
 
 INF, NAN = math.inf, math.nan
 MAX = 3.4028234663852886e38

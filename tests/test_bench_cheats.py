@@ -21,7 +21,7 @@ from conformance.bench.measure import Measured, TooSlow, measure
 from conformance.bench.novelty import shifted, widest
 from conformance.bench.protocol import Protocol
 from conformance.bench.watch import Watch
-from conformance.judge import Judge
+from conformance.judging.judge import Judge
 from conformance.kernel import Kernel
 from conformance.result import Result, Settings
 

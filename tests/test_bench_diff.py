@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from bench_samples import bench_run, end, not_timed, timing, write
 
-from conformance.cli import main
+from conformance.commands.cli import main
 from reports.bench.diff import BenchDiff, bench_diff, tables
 from reports.bench.records import read_bench
 

@@ -13,8 +13,8 @@ from test_resume import PINNED
 from test_sharding import IDENTITY, OWN, PLAN, merged, shard
 
 from conformance.bench.record import verdict_id
-from conformance.bench.recorder import BenchRecorder, path_beside
 from conformance.errors import ConformanceError
+from conformance.runs.bench_recorder import BenchRecorder, path_beside
 from conformance.runs.earlier import TIMINGS, read_earlier
 from conformance.runs.portion import Portion, read_portion
 from conformance.runs.sharding import Item

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from conformance import cli, console, listing, shapes
+from conformance import console
 from conformance.case import Case
+from conformance.commands import cli, listing, shapes
 from conformance.operator import Shared
 from conformance.registry import ROOT, matrices, matrix, operator
 
@@ -135,7 +136,7 @@ def test_show_counts_slots_only_where_an_argument_marks_them(capsys, operator):
 
 def test_listing_ids_and_counts_imports_no_torch():
     program = (
-        "import sys; from conformance.cli import main\n"
+        "import sys; from conformance.commands.cli import main\n"
         "codes = [main(['list', '--tier', 'smoke', *more]) for more in ([], ['--count'], ['--coverage'])]\n"
         "sys.exit(any(codes) or 'torch' in sys.modules)"
     )

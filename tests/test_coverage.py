@@ -9,7 +9,7 @@ import pytest
 from engine_samples import NAME
 
 from conformance.case import Case
-from conformance.coverage import combinations_of, coverage, covering_subset
+from conformance.cases.coverage import combinations_of, coverage, covering_subset
 from conformance.registry import matrix
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from engine_samples import CPU, call_of, contract, right, sample, subject
 
+from conformance import mutants
 from conformance.diagnosis import diagnose as diagnosis
 from conformance.diagnosis import inquiry, nearby
 from conformance.diagnosis.diagnose import FIRST, Allowance, diagnose
@@ -16,10 +17,9 @@ from conformance.diagnosis.evidence import gather
 from conformance.diagnosis.faulty_casts import casts
 from conformance.diagnosis.regions import region
 from conformance.formats import FORMATS
-from conformance.judge import Judge
+from conformance.judging.judge import Judge
 from conformance.registry import MUTANTS, kernels, matrix
 from conformance.result import Settings
-from conformance.zoo import mutants
 from conformance.zoo.kill_matrix import cause_of
 
 OPERATOR = "moe_reduce_fused"
@@ -139,7 +139,7 @@ def test_kernels_that_fail_on_one_case_share_its_predictions_and_are_told_apart_
         return replace(fault, predict=predict)
 
     counting = replace(contract(), faults=tuple(counted(one) for one in contract().faults))
-    monkeypatch.setattr("conformance.judge.operator", lambda name: counting)
+    monkeypatch.setattr("conformance.judging.judge.operator", lambda name: counting)
     names = ("semantic_unweighted", "sentinel_row_0", "sentinel_wrapped", "semantic_unweighted")
     alone = [Judge(Settings()).run(case, ZOO[name].kernel).details for name in names]
     once = predicted.copy()
@@ -170,7 +170,7 @@ def test_a_failure_of_a_gpu_is_explained_on_the_cpu_alike(monkeypatch):
 
 
 def test_a_passing_case_is_never_looked_into(monkeypatch):
-    monkeypatch.setattr("conformance.comparison.explain", lambda *_: pytest.fail("asked for an explanation"))
+    monkeypatch.setattr("conformance.judging.comparison.explain", lambda *_: pytest.fail("asked for an explanation"))
     for name in ("torch_control", "control_reversed"):
         assert Judge(Settings()).run(sample(xsf="yes"), mutants.controls(OPERATOR)[name]).state == "pass"
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import report_samples as samples
 
-from conformance import cli
+from conformance.commands import cli
 from reports import compare, read_records
 from reports.compare import Comparison
 

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from conformance import NotSupported
 from conformance.errors import spelled_out, text_of, trace_of
-from conformance.guards import Storages, memory_lost
-from conformance.judge import Judge
+from conformance.judging.judge import Judge
 from conformance.kernel import Kernel
+from conformance.launching.guards import Storages, memory_lost
 from conformance.operator import Output
 from conformance.result import Result, Settings
-from conformance.verdict import check_form
+from conformance.verdicts.verdict import check_form
 
 MODES = ("plain", "redraw", "repeat")
 every_mode = pytest.mark.parametrize("mode", MODES)

@@ -58,7 +58,7 @@ add("forks", forks)
 def test_after_the_run_the_process_is_not_guarded() -> None:
     code = """
 import os
-from conformance import exit_guard
+from conformance.launching import exit_guard
 before = os._exit, os.execv
 exit_guard.guard()
 assert os._exit is not before[0] and os.execv is not before[1]

@@ -97,7 +97,7 @@ def test_without_workers_the_run_ends_but_names_the_case_and_keeps_what_was_done
 
 
 def test_a_kernel_that_crashes_often_is_not_started_again(tmp_path: Path) -> None:
-    plugin = "import conformance.session\nconformance.session.QUARANTINE = 2\n"
+    plugin = "from conformance.session import controller\ncontroller.QUARANTINE = 2\n"
     (tmp_path / "sooner.py").write_text(plugin, encoding="utf-8")
     ran = run_kernels(tmp_path, "add('dies', lambda: os._exit(9))", "-n", "1", "-p", "sooner")
     assert ran.code == 1

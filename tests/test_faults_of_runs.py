@@ -172,8 +172,8 @@ def test_a_worker_that_comes_later_finds_the_project_where_the_first_did(tmp_pat
 
 # A GPU whose context a kernel ends, without a GPU: nothing of it works from then on, in that process.
 LOST = """
-from conformance.admitted import Gate
-from conformance.judge import Judge
+from conformance.devices.admitted import Gate
+from conformance.judging.judge import Judge
 
 ended, enter = [], Gate.enter
 CUDA = "CUDA error: an illegal memory access was encountered\\nSearch for its number.\\n"

@@ -15,7 +15,7 @@ from suite_runs import OPERATOR, Ran, read_lines, run_once
 from torch import Tensor
 
 from conformance.environment import archs_here
-from conformance.judge import Judge
+from conformance.judging.judge import Judge
 from conformance.kernel import Kernel
 from conformance.registry import matrix
 from conformance.result import Result, Settings
@@ -184,8 +184,8 @@ SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_settings_of_the_device_are_put_back(name: str) -> None:
-    from conformance.restore import process_kept
-    from conformance.torch_settings import torch_settings_kept
+    from conformance.launching.restore import process_kept
+    from conformance.launching.torch_settings import torch_settings_kept
 
     change, ask = SETTINGS[name]
     torch.cuda.init()

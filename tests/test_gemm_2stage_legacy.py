@@ -10,7 +10,7 @@ from gemm_calls import OPERATORS, official
 from conformance import Kernel
 from conformance.case import parse_case
 from conformance.errors import NotSupported
-from conformance.judge import Judge
+from conformance.judging.judge import Judge
 from conformance.registry import arch, kernels
 from conformance.result import Settings
 from kernels import bits, tilelang_build

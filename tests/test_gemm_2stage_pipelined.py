@@ -14,7 +14,7 @@ from conformance import Kernel
 from conformance.arch import Arch, Fact
 from conformance.case import parse_case
 from conformance.errors import NotSupported
-from conformance.judge import Judge
+from conformance.judging.judge import Judge
 from conformance.lanes.resources import used
 from conformance.registry import arch, archs, kernels
 from conformance.result import Settings

@@ -9,7 +9,7 @@ import pytest
 import torch
 from engine_samples import CPU, digest, mixed
 
-from conformance.generate import POOL, WINDOW, fill_rows, integers, mix, normal, uniform
+from conformance.data.generate import POOL, WINDOW, fill_rows, integers, mix, normal, uniform
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from engine_samples import CPU
 
-from conformance.guards import POISON_BYTES, GuardedOutput, checksum, unwritten
-from conformance.layouts import BAND, LAYOUTS, place
+from conformance.data.layouts import BAND, LAYOUTS, place
+from conformance.launching.guards import POISON_BYTES, GuardedOutput, checksum, unwritten
 from conformance.operator import Output
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn]

@@ -18,7 +18,7 @@ from torch import Tensor
 from conformance import NotSupported, report_path
 from conformance.case import Case, parse_case
 from conformance.errors import ConformanceError
-from conformance.judge import Judge
+from conformance.judging.judge import Judge
 from conformance.kernel import Kernel
 from conformance.registry import matrix
 from conformance.result import Result, Settings

@@ -10,10 +10,10 @@ import pytest
 from engine_samples import NAME
 
 from conformance.case import Case, parse_case
-from conformance.coverage import coverage
+from conformance.cases.coverage import coverage
+from conformance.cases.matrix import Matrix, load_matrix
+from conformance.cases.options import Selection
 from conformance.errors import ConformanceError
-from conformance.matrix import Matrix, load_matrix
-from conformance.options import Selection
 from conformance.registry import matrix
 
 HIDDEN = ("2048", "2560", "3072", "4096", "6144", "7168")

@@ -14,11 +14,11 @@ import pytest
 from engine_samples import sample, subject
 from suite_runs import run_kernels
 
-from conformance import gpus
-from conformance.admitted import Gate, out_of_memory
+from conformance.devices import gpus
+from conformance.devices.admitted import Gate, out_of_memory
+from conformance.devices.gpus import workers_for
+from conformance.devices.memory import DeviceMemory, family, host_memory, parse_bytes, resident, spelled, workers_within
 from conformance.errors import ConformanceError
-from conformance.gpus import workers_for
-from conformance.memory import DeviceMemory, family, host_memory, parse_bytes, resident, spelled, workers_within
 from conformance.result import Result, Settings, blank_result
 
 MB, GB = 10**6, 10**9

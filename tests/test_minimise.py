@@ -7,14 +7,14 @@ import itertools
 import pytest
 from engine_samples import right, sample, subject
 
-from conformance import minimise as minimise_module
-from conformance import repro
+from conformance import mutants
 from conformance.case import parse_case
+from conformance.commands import minimise as minimise_module
+from conformance.commands import repro
+from conformance.commands.minimise import minimise
 from conformance.errors import ConformanceError
-from conformance.minimise import minimise
 from conformance.registry import MUTANTS, kernels
 from conformance.result import Settings
-from conformance.zoo import mutants
 
 START = sample(tokens=63, topk=6, hidden=1024, routing="ragged", data="real", xsf="yes")
 SETTINGS = Settings()

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from conformance import Kernel
 from conformance.case import Case, other_draw
-from conformance.judge import Judge
+from conformance.judging.judge import Judge
+from conformance.judging.vacuity import accepted
 from conformance.operator import (
     MINUS_INFINITY,
     NOT_A_NUMBER,
@@ -29,7 +30,6 @@ from conformance.operator import (
 )
 from conformance.registry import matrix, operator
 from conformance.result import Settings
-from conformance.vacuity import accepted
 from references.moe_gemm_2stage.bounds import Bounded, Combined
 from references.moe_gemm_2stage.sorting import routed
 from references.moe_gemm_2stage.stages import Routes, combine_atomic, combine_reduce

@@ -16,12 +16,12 @@ from conformance import Kernel
 from conformance.case import parse_case
 from conformance.errors import ConformanceError
 from conformance.formats import bits
-from conformance.judge import Judge
+from conformance.judging.judge import Judge
+from conformance.judging.vacuity import accepted
 from conformance.operator import Call, Shared
 from conformance.registry import arch, kernels, matrix, operator
 from conformance.result import Settings, refusal
-from conformance.vacuity import accepted
-from conformance.verdict import golden_fraction
+from conformance.verdicts.verdict import golden_fraction
 from conformance.zoo.kill_matrix import cause_of
 from kernels.gemm_2stage import microscaled
 from references.moe_gemm_2stage import fp8, layouts, mx, scales, sorting

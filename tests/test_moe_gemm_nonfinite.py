@@ -14,8 +14,8 @@ from torch import Tensor
 
 from conformance.case import Case
 from conformance.errors import ConformanceError
+from conformance.judging.vacuity import accepted
 from conformance.registry import matrix
-from conformance.vacuity import accepted
 from kernels.gemm_2stage import microscaled
 from kernels.gemm_2stage import per_expert as kernel_module
 from references.moe_gemm_2stage.bounds import Bounded

@@ -17,11 +17,11 @@ from conformance.case import parse_case
 from conformance.errors import ConformanceError
 from conformance.expectations.rule_set import load_rule_set
 from conformance.formats import bits
-from conformance.judge import Judge
+from conformance.judging.judge import Judge
 from conformance.operator import Shared
 from conformance.registry import matrix, operator, rule_set_file
 from conformance.result import Settings
-from conformance.verdict import golden_fraction
+from conformance.verdicts.verdict import golden_fraction
 from kernels.gemm_2stage import per_expert as per_expert_module
 from kernels.gemm_2stage import unpack
 from references.moe_gemm_2stage import cases

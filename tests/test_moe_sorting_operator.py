@@ -12,11 +12,11 @@ from engine_samples import one_thread as one_thread
 from sorting_samples import ALLOWED, EDITS, NAME, by_loop, call_of, loop_kernel, sample
 from torch import Tensor
 
-from conformance import vacuity
 from conformance.case import Case
 from conformance.errors import ConformanceError
 from conformance.formats import bits
-from conformance.judge import Judge
+from conformance.judging import vacuity
+from conformance.judging.judge import Judge
 from conformance.kernel import Kernel
 from conformance.operator import Arguments, References, Shared
 from conformance.registry import kernels, matrix, operator

@@ -12,16 +12,17 @@ from pathlib import Path
 import pytest
 from engine_samples import sample
 
-from conformance import cli
+from conformance import mutants
+from conformance.cases import rounds
+from conformance.commands import cli, zoo
 from conformance.errors import ConformanceError
-from conformance.judge import Judge
+from conformance.judging.judge import Judge
 from conformance.kernel import LEVELS
+from conformance.mutants import FAULTS
 from conformance.registry import MUTANTS, ROOT, arch, kernels, matrix
 from conformance.result import Settings
-from conformance.zoo import assembled, mutants, rounds, runs
-from conformance.zoo import command as zoo
+from conformance.zoo import assembled, runs
 from conformance.zoo.applied import differs
-from conformance.zoo.mutants import FAULTS
 from kernels import tilelang_build, tilelang_lower
 
 OPERATOR = "moe_reduce_fused"

@@ -9,11 +9,12 @@ import pytest
 from _pytest.config import _prepareconfig
 from engine_samples import NAME
 
-from conformance import environment, gpus
+from conformance import environment
 from conformance.case import Case
+from conformance.cases.options import OPTIONS, Selection, add_to_argparse, select, with_data
+from conformance.cases.plan import Planned, group_of, parse_nodeid, plan
+from conformance.devices import gpus
 from conformance.errors import ConformanceError, unknown_name
-from conformance.options import OPTIONS, Selection, add_to_argparse, select, with_data
-from conformance.plan import Planned, group_of, parse_nodeid, plan
 from conformance.registry import matrices, matrix
 
 OFFICIAL = f"{NAME}/send:4001-topk:2-experts:72-ranks:8-hidden:7168-weights:yes-in:bf16-out:e4m3-xsf:no"

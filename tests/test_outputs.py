@@ -14,15 +14,16 @@ import torch
 from engine_samples import one_thread as one_thread
 from torch import Tensor
 
-from conformance import Kernel, pins, registry, vacuity
+from conformance import Kernel, registry
 from conformance.case import Case
-from conformance.generate import fill_rows
-from conformance.joint import Joint
-from conformance.judge import Judge
-from conformance.matrix import load_matrix
+from conformance.cases.matrix import load_matrix
+from conformance.data.generate import fill_rows
+from conformance.judging import pins, vacuity
+from conformance.judging.judge import Judge
 from conformance.operator import Arguments, Call, Cost, Operator, OracleRows, Output, Reference, References, Shared
-from conformance.orders import in_order_of
 from conformance.result import Result, Settings
+from conformance.verdicts.joint import Joint
+from conformance.verdicts.orders import in_order_of
 
 NAME, OUTS = "halves_and_ids", ("halves", "ids")
 CASE = Case(NAME, {"rows": "6", "columns": "32"})

@@ -10,9 +10,10 @@ import pytest
 import torch
 from engine_samples import call_of
 
-from conformance import cli, pins
+from conformance.commands import cli
 from conformance.errors import ConformanceError
-from conformance.judge import Judge
+from conformance.judging import pins
+from conformance.judging.judge import Judge
 from conformance.registry import kernels, matrix
 from conformance.result import Settings
 

@@ -176,7 +176,7 @@ def test_progress_is_told_now_and_then(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("workers", [(), ("-n", "2")])
 def test_what_is_compiled_before_the_first_result_shows_progress(tmp_path: Path, workers: tuple[str, ...]) -> None:
-    (tmp_path / "sooner.py").write_text("import conformance.progress\nconformance.progress._FIRST = 0.3\n")
+    (tmp_path / "sooner.py").write_text("from conformance.session import progress\nprogress._FIRST = 0.3\n")
     kernels = "add('slow', lambda: None, prepare=lambda params, device: time.sleep(0.8))"  # for each case
     ran = run_kernels(tmp_path, kernels, "-p", "sooner", *workers)
     lines = [line for line in ran.output.splitlines() if "compiling ahead: " in line]

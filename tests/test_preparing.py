@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from conformance import preparing
-from conformance.ahead import Ahead
 from conformance.arch import Arch
-from conformance.isolation import CrashLog
 from conformance.registry import kernels, matrix
 from conformance.route import Route
+from conformance.session import preparing
+from conformance.session.ahead import Ahead
+from conformance.session.isolation import CrashLog
 
 (VECTORISED,) = kernels("moe_reduce_fused", ["vectorised"])
 CASES = matrix("moe_reduce_fused").cases("smoke")

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from relations import DEVICE, EXAMPLES, Answer, agree, equal, every_kernel, output_of, tries
 from torch import Tensor
 
+from conformance import mutants
 from conformance.case import Case
 from conformance.kernel import Kernel
 from conformance.operator import Arguments, Call, Shared
 from conformance.registry import MUTANTS, kernels, operator
-from conformance.zoo import mutants
 from references.moe_gemm_2stage.sorting import sort
 
 FEW = tries(EXAMPLES // 3)

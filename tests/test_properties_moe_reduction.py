@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from relations import Answer, agree, equal, every_kernel, handed, output_of, tries
 from torch import Tensor
 
+from conformance import mutants
 from conformance.case import Case
 from conformance.kernel import Kernel
 from conformance.operator import Call, Shared
 from conformance.registry import MUTANTS, kernels, operator
-from conformance.zoo import mutants
 
 OPERATOR = "moe_reduction"
 EXPERTS, HIDDEN = 5, 256

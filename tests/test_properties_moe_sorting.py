@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from relations import every_kernel, handed, tries
 from torch import Tensor
 
+from conformance import mutants
 from conformance.kernel import Kernel
 from conformance.registry import MUTANTS, kernels
-from conformance.zoo import mutants
 
 OPERATOR = "moe_sorting"
 EXPERTS, BLOCK = 7, 16

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from relations import equal, handed, tries
 from torch import Tensor
 
+from conformance import mutants
 from conformance.formats import bits
 from conformance.operator import Call, Reference
 from conformance.registry import MUTANTS, kernels, operator
-from conformance.verdict import golden_fraction, judge
-from conformance.zoo import mutants
+from conformance.verdicts.verdict import golden_fraction, judge
 
 OPERATOR = "moe_reduce_fused"
 HIDDEN = 256

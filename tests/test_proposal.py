@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from conformance import cli
+from conformance.commands import cli
 from conformance.errors import ConformanceError
 from conformance.expectations import proposal
 from conformance.expectations.proposal import _without, propose

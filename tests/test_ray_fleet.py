@@ -13,8 +13,8 @@ import psutil
 import pytest
 from suite_runs import MODULE, OPERATOR, ROOT, Ran, environment, write_kernels
 
+from conformance.cases.options import Selection
 from conformance.errors import ConformanceError
-from conformance.options import Selection
 from conformance.runs import ray_fleet
 
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None,

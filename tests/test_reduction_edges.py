@@ -14,14 +14,14 @@ from engine_samples import one_thread as one_thread
 from torch import Tensor
 
 from conformance.case import Case, data_seed, other_draw
+from conformance.data.routing import as_mask, pattern
 from conformance.errors import ConformanceError
-from conformance.judge import Judge
+from conformance.judging.judge import Judge
 from conformance.kernel import Kernel
 from conformance.operator import NOT_A_NUMBER, Shared
 from conformance.registry import kernels, matrix, operator
 from conformance.result import Result, Settings
-from conformance.routing import as_mask, pattern
-from conformance.verdict import Verdict, judge
+from conformance.verdicts.verdict import Verdict, judge
 from references.moe_reduction import valid_slots
 
 Given = dict[str, Any]

@@ -16,15 +16,15 @@ from engine_samples import one_thread as one_thread
 from torch import Tensor
 
 from conformance.case import Case
+from conformance.data.values import PATTERNS
 from conformance.errors import ConformanceError
 from conformance.formats import FORMATS, bits
-from conformance.judge import Judge
+from conformance.judging.judge import Judge
 from conformance.kernel import Kernel
 from conformance.operator import Call, Reference, Shared
 from conformance.registry import kernels, matrix
 from conformance.result import Result, Settings
-from conformance.values import PATTERNS
-from conformance.verdict import golden_fraction
+from conformance.verdicts.verdict import golden_fraction
 from references.moe_reduction import OPERATOR, cost, golden, memory, oracle, tokens_expected, valid_slots, validate
 
 NAME, NAN = "moe_reduction", math.nan

@@ -27,12 +27,12 @@ from engine_samples import one_thread as one_thread
 from torch import Tensor
 
 from conformance.case import Case
+from conformance.data.values import PATTERNS
 from conformance.errors import ConformanceError
 from conformance.formats import FORMATS, bits
 from conformance.operator import Call, Output, Shared
 from conformance.registry import kernels, matrix
-from conformance.values import PATTERNS
-from conformance.verdict import golden_fraction
+from conformance.verdicts.verdict import golden_fraction
 from references.moe_reduce_fused import OPERATOR, cost, golden, memory, oracle, tokens_expected, validate
 
 INF, NAN = math.inf, math.nan

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import report_samples as samples
 
-from conformance import cli
+from conformance.commands import cli
 from reports import ReportError, write_overview, write_report
 
 RULE: dict[str, Any] = {

@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from conformance import cli, environment, lookup, repro
+from conformance import environment
+from conformance.commands import cli, lookup, repro
 from conformance.errors import ConformanceError
-from conformance.guards import checksum
+from conformance.launching.guards import checksum
 from conformance.operator import Shared
 from conformance.registry import ROOT, matrix, operator
 from conformance.result import Settings

@@ -17,10 +17,10 @@ from suite_runs import CASES, MODULE, ROOT, Ran, command, environment, read_line
 
 from conformance.environment import uncommitted
 from conformance.errors import ConformanceError
-from conformance.recorder import Recorder
 from conformance.runs.earlier import Earlier, read_earlier
-from conformance.runs.facts import resumed_facts
 from conformance.runs.portion import read_portion
+from conformance.runs.recorder import Recorder
+from conformance.session.facts import resumed_facts
 
 # The checkout may be edited while tests run, so the commit is pinned; `COUNT` counts what each kernel really did.
 PINNED = """

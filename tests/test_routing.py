@@ -9,8 +9,8 @@ import pytest
 import torch
 from engine_samples import CPU, digest, mixed
 
+from conformance.data.routing import PATTERNS, SPARSE_ROWS, expanded_positions, expert_parallel, pattern
 from conformance.errors import ConformanceError
-from conformance.routing import PATTERNS, SPARSE_ROWS, expanded_positions, expert_parallel, pattern
 
 SHAPES = [(0, 2), (1, 1), (2, 8), (5, 4), (37, 3), (61, 9)]
 
@@ -91,7 +91,7 @@ def test_a_cap_keeps_the_first_tokens() -> None:
 
 def test_drawing_in_chunks_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = expert_parallel(40, 6, 72, 8, 2024, CPU)
-    monkeypatch.setattr("conformance.routing._CHUNK", 72 * 7)
+    monkeypatch.setattr("conformance.data.routing._CHUNK", 72 * 7)
     assert torch.equal(expert_parallel(40, 6, 72, 8, 2024, CPU), whole)
     assert torch.equal(expert_parallel(40, 6, 72, 8, 2024, CPU, most=33), whole[:33])
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance import cli
+from conformance.commands import cli
 from conformance.errors import ConformanceError
 from conformance.expectations.check import governed
 from conformance.expectations.rule_set import Point, load_rule_set, runnable, value_of, word

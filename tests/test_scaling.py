@@ -13,12 +13,12 @@ import report_samples as samples
 from test_scheduling import Run
 
 from conformance.arch import Arch
+from conformance.cases.plan import parse_nodeid, remember
 from conformance.expectations.check import Points, governed
 from conformance.expectations.rule import Expectation
-from conformance.plan import parse_nodeid, remember
-from conformance.progress import keep_one_of_many
-from conformance.recorder import Recorder
 from conformance.registry import matrix
+from conformance.runs.recorder import Recorder
+from conformance.session.progress import keep_one_of_many
 from reports import read_records
 
 OPERATOR = "moe_reduce_fused"

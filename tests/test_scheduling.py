@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from conformance.scheduling import GroupScheduling
+from conformance.session.scheduling import GroupScheduling
 
 ITEMS = [f"{group}::{number}" for group in "abcdef" for number in range(4)]
 

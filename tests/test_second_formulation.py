@@ -18,7 +18,7 @@ from conformance.case import Case
 from conformance.formats import bits, cast
 from conformance.operator import Call, References, Shared
 from conformance.registry import matrices, matrix, operator
-from conformance.verdict import judge
+from conformance.verdicts.verdict import judge
 
 Array = NDArray[Any]
 GROUP = 32

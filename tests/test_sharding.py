@@ -11,14 +11,14 @@ import pytest
 from suite_runs import CASES, MODULE, Ran, read_lines, run, write_kernels
 from test_resume import PINNED
 
-from conformance import cli
+from conformance.cases.options import Selection
+from conformance.cases.plan import group_of, plan
+from conformance.commands import cli
 from conformance.errors import ConformanceError
-from conformance.options import Selection
-from conformance.plan import group_of, plan
-from conformance.recorder import Recorder
 from conformance.registry import matrix
 from conformance.runs.earlier import key
 from conformance.runs.portion import Portion, hand_on, handed_on, read_portion
+from conformance.runs.recorder import Recorder
 from conformance.runs.same_run import plan_digest
 from conformance.runs.sharding import Item, Shard, parse_shard, recorded_costs, split
 

@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from conformance import cli
-from conformance.applies import meant, why_not_meant
 from conformance.arch import Arch
+from conformance.cases.applies import meant, why_not_meant
+from conformance.cases.matrix import load_matrix
+from conformance.commands import cli
 from conformance.environment import ABSENT
 from conformance.errors import ConformanceError
 from conformance.expectations.check import problems
 from conformance.expectations.files import read_arch
 from conformance.expectations.rule import Expectation
-from conformance.judge import Judge
+from conformance.judging.judge import Judge
 from conformance.lanes.take import Lanes, would_take
-from conformance.matrix import load_matrix
 from conformance.registry import arch, kernels, matrix
 from conformance.result import Settings, why_not_run
 

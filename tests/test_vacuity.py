@@ -10,14 +10,14 @@ import pytest
 import torch
 from engine_samples import call_of, right, sample, subject
 
-from conformance import vacuity, vacuity_exact
 from conformance.case import Case
-from conformance.joint import Joint
-from conformance.judge import Judge
+from conformance.judging import vacuity, vacuity_exact
+from conformance.judging.judge import Judge
 from conformance.operator import OracleRows, Reference, References, Shared
 from conformance.registry import ROOT, matrices, matrix, operator
 from conformance.result import Settings
-from conformance.verdict import Verdict
+from conformance.verdicts.joint import Joint
+from conformance.verdicts.verdict import Verdict
 
 OPERATOR = "moe_reduce_fused"
 SMOKE = matrix(OPERATOR).plan(("smoke",))
@@ -101,7 +101,8 @@ def test_a_vacuous_case_fails_for_a_right_kernel_too(monkeypatch):
         out.copy_(right(x, token_topk_to_pos, topk_weights, x_sf, sf, out.dtype))
 
     calls: list[int] = []
-    monkeypatch.setattr("conformance.judge.accepted", lambda call, reference, before: calls.append(1) or "zeros")
+    monkeypatch.setattr("conformance.judging.judge.accepted",
+                        lambda call, reference, before: calls.append(1) or "zeros")
     judge, kernel = Judge(Settings(), "all"), subject(filler)
     for _ in range(2):
         result = judge.run(sample(), kernel)

@@ -11,11 +11,11 @@ from engine_samples import CPU, e4m3_value
 from engine_samples import one_thread as one_thread
 from torch import Tensor
 
+from conformance.data.generate import fill_rows
+from conformance.data.routing import pattern
+from conformance.data.values import EXACT, PATTERNS, SPARSE, e4m3_decision_points, fill
 from conformance.errors import ConformanceError
 from conformance.formats import bits
-from conformance.generate import fill_rows
-from conformance.routing import pattern
-from conformance.values import EXACT, PATTERNS, SPARSE, e4m3_decision_points, fill
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 every_dtype = pytest.mark.parametrize("dtype", list(DTYPES.values()), ids=list(DTYPES))

@@ -13,12 +13,12 @@ from engine_samples import CPU, call_of, narrow, right, sample
 from engine_samples import one_thread as one_thread
 from torch import Tensor
 
-from conformance import measurement
 from conformance.case import Case
+from conformance.data.values import PATTERNS
 from conformance.formats import FORMATS, bits
 from conformance.operator import Call, OracleRows, Output, Reference
-from conformance.values import PATTERNS
-from conformance.verdict import Verdict, check_form, golden_fraction, judge
+from conformance.verdicts import measurement
+from conformance.verdicts.verdict import Verdict, check_form, golden_fraction, judge
 
 INF, NAN = math.inf, math.nan
 COMBINATIONS = [("fp32", "fp32"), ("bf16", "bf16"), ("fp16", "fp16"), ("bf16", "e4m3")]

@@ -9,14 +9,15 @@ from functools import partial
 import pytest
 from engine_samples import one_thread as one_thread
 
+from conformance import mutants
 from conformance.case import Case
-from conformance.judge import Judge
+from conformance.cases import rounds
+from conformance.judging.judge import Judge
 from conformance.kernel import LEVELS
+from conformance.mutants import FAULTS
 from conformance.registry import MUTANTS, arch, kernels, matrix, operator
 from conformance.result import Settings
-from conformance.zoo import mutants, rounds
 from conformance.zoo.kill_matrix import FATAL, cause_of
-from conformance.zoo.mutants import FAULTS
 from kernels import tilelang_lower
 
 OPERATORS = ("moe_gemm1", "moe_gemm2", "moe_gemm_2stage", "moe_reduction", "moe_sorting")

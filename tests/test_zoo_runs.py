@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-from conformance.options import Selection
+from conformance.cases.options import Selection
+from conformance.cases.rounds import Round
 from conformance.zoo import runs
-from conformance.zoo.rounds import Round
 
 
 def test_records_of_another_architecture_in_the_same_folder_are_no_records_of_the_run(tmp_path, monkeypatch):

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from conformance.cases.rounds import CASE_SECONDS
+from conformance.commands import zoo as command
 from conformance.kernel import Kernel
-from conformance.zoo import command
+from conformance.mutants import DIFFERS, Mutant
 from conformance.zoo.kill_matrix import KillMatrix, collect, matrix_of
-from conformance.zoo.mutants import DIFFERS, Mutant
-from conformance.zoo.rounds import CASE_SECONDS
 
 OF = "moe_reduction"
 ONE, TWO = f"{OF}/a:1", f"{OF}/a:2"

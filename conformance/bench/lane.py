@@ -21,12 +21,12 @@ from conformance.bench.roofline import Roof, figures
 from conformance.bench.rotation import Draw, Rotation, drawn, other_draw
 from conformance.bench.watch import Watch, watch_of
 from conformance.case import Case
-from conformance.comparison import Subject
+from conformance.judging.comparison import Subject
 from conformance.kernel import Kernel
+from conformance.launching.torch_settings import torch_settings_kept
 from conformance.operator import Cost, Shared
 from conformance.registry import matrix, operator
 from conformance.result import Result, Settings
-from conformance.torch_settings import torch_settings_kept
 
 Timing = dict[str, Any]
 

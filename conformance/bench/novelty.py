@@ -19,9 +19,9 @@ from torch import Tensor
 from conformance.bench.clock import Step
 from conformance.bench.rotation import Place, Rotation
 from conformance.formats import bits
-from conformance.joint import Joint
 from conformance.operator import Call, Results, Shared
 from conformance.registry import operator
+from conformance.verdicts.joint import Joint
 
 CALLS = 2  # of each trial
 SLOWER = 1.5  # times what three quarters of the known calls take at most, which three quarters of the new ones exceed

@@ -18,11 +18,11 @@ from torch import Tensor
 from conformance.bench.clock import Step, WrongWhenTimed
 from conformance.bench.compare import Findings
 from conformance.case import Case
-from conformance.guards import Buffers
-from conformance.joint import Joint
 from conformance.kernel import Kernel
+from conformance.launching.guards import Buffers
+from conformance.launching.torch_settings import Modes
 from conformance.operator import ONLY, Call, Operator, Results, Shared
-from conformance.torch_settings import Modes
+from conformance.verdicts.joint import Joint
 
 _POISONS = 2
 _chance = random.SystemRandom()  # no kernel can foresee it, nor set its seed

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from conformance.formats import BY_DTYPE, Format, bits
-from conformance.guards import unwritten
-from conformance.measurement import element_errors, nan_disagrees
+from conformance.launching.guards import unwritten
 from conformance.operator import Call, Reference
+from conformance.verdicts.measurement import element_errors, nan_disagrees
 
 SAMPLED = 64  # columns that explanations are recomputed for
 _MOST_ELEMENTS = 1 << 24  # of slots times columns, at any size of the case

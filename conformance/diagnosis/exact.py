@@ -12,7 +12,7 @@ from torch import Tensor
 from conformance.diagnosis.diagnose import ENOUGH, Diagnosis
 from conformance.diagnosis.predictions import Predictions
 from conformance.formats import bits
-from conformance.guards import unwritten
+from conformance.launching.guards import unwritten
 from conformance.operator import Call, FaultyOutputs, Reference, Results
 
 

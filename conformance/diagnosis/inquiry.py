@@ -16,11 +16,11 @@ from conformance.diagnosis.evidence import gather
 from conformance.diagnosis.exact import Observed, diagnose_exact
 from conformance.diagnosis.nearby import brought_evidence, brought_outputs
 from conformance.formats import bits
-from conformance.joint import Joint
-from conformance.launch import Launched, Launcher
+from conformance.launching.launch import Launched, Launcher
+from conformance.launching.raised import KernelRaised
 from conformance.operator import Call, Fault, FaultyOutputs, Reference, References, Results, Shared
-from conformance.raised import KernelRaised
-from conformance.verdict import Verdict, judge
+from conformance.verdicts.joint import Joint
+from conformance.verdicts.verdict import Verdict, judge
 
 KINDS = frozenset({"nan-map", "inf-map", "exact", "bits", "budget", "published", "poison"})
 _MOST_CONFIGS = 16

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from conformance.diagnosis.evidence import Evidence
 from conformance.formats import bits, cast
-from conformance.guards import POISON_BYTES
+from conformance.launching.guards import POISON_BYTES
 
 Predicted = tuple[str, str, Tensor]
 _SHIFTS = (1, 8, 16, 32, 64, 128, 256, 512)

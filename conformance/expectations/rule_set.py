@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from conformance.arch import Arch
+from conformance.cases.matrix import Matrix
+from conformance.cases.matrix_file import check_blocks
 from conformance.errors import ConformanceError, unknown_name
 from conformance.expectations.files import read_rules
 from conformance.expectations.rule import Expectation, expected
-from conformance.matrix import Matrix
-from conformance.matrix_file import check_blocks
 from conformance.toml_file import check_table, parse_toml
 
 _TOP = {"name": str, "about": str, "source": str, "operator": str, "parts": list, "cells": dict, "revision": dict}

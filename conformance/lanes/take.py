@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from conformance.applies import why_not_meant
 from conformance.arch import Arch
 from conformance.case import Case
+from conformance.cases.applies import why_not_meant
 from conformance.disk_cache import cache_dir, hold
 from conformance.errors import NotSupported
 from conformance.kernel import Kernel

@@ -1,1 +1,1 @@
-"""Several runs as one: resumed, split into shards, merged again, compared by what they were made with."""
+"""Runs as files: records and timings as they are written; several runs as one: resumed, in shards, merged, compared."""

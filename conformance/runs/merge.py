@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from conformance.errors import ConformanceError, unknown_name
-from conformance.recorder import Recorder
 from conformance.registry import ROOT
 from conformance.runs.earlier import Earlier, read_earlier
+from conformance.runs.recorder import Recorder
 from conformance.runs.same_run import FACTS
 from conformance.runs.shard_checks import check, disagreements, in_order
 from conformance.runs.timings import is_timings, join

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from conformance.cases.options import Selection
+from conformance.devices.memory import needed_by_run
 from conformance.environment import chosen_archs
 from conformance.errors import ConformanceError
-from conformance.memory import needed_by_run
-from conformance.options import Selection
 from conformance.registry import ROOT, operator
 
 _POLL = 0.5  # seconds between looks at a record file

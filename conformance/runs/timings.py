@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from conformance.bench.record import TIMED, verdict_of
-from conformance.bench.recorder import BenchRecorder, path_beside
 from conformance.errors import ConformanceError
-from conformance.recorder import Recorder
+from conformance.runs.bench_recorder import BenchRecorder, path_beside
 from conformance.runs.earlier import TIMINGS, Earlier, read_earlier
+from conformance.runs.recorder import Recorder
 
 _SHOWN = 5  # results whose times differ from machine to machine
 

@@ -10,16 +10,16 @@ from torch import Tensor
 
 from conformance.case import Case
 from conformance.formats import bits
-from conformance.guards import checksum
-from conformance.judge import HARMLESS, Judge
+from conformance.judging.judge import HARMLESS, Judge
 from conformance.kernel import Kernel
-from conformance.launch import Launcher
+from conformance.launching.guards import checksum
+from conformance.launching.launch import Launcher
+from conformance.launching.raised import KernelRaised
+from conformance.launching.restore import process_kept
+from conformance.mutants import DIFFERS
 from conformance.operator import Call
-from conformance.raised import KernelRaised
 from conformance.registry import operator
-from conformance.restore import process_kept
 from conformance.result import Result
-from conformance.zoo.mutants import DIFFERS
 
 _TRIES = 8  # a fault that depends on chance or on earlier calls does not show at once
 _tries: Counter[tuple[str, str]] = Counter()  # in this process; of those that are proven, _TRIES

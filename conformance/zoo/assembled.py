@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from conformance.cases.options import Selection
+from conformance.cases.rounds import Round
 from conformance.console import print_table
 from conformance.errors import ConformanceError
 from conformance.kernel import Kernel
-from conformance.options import Selection
-from conformance.zoo.mutants import controls, mutants
-from conformance.zoo.rounds import Round
+from conformance.mutants import controls, mutants
 from conformance.zoo.runs import ASSEMBLE_SECONDS, run
 
 _FIGURES = ("registers", "spill_bytes", "shared_bytes")

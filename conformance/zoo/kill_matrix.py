@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from conformance.cases.rounds import CASE_SECONDS
 from conformance.errors import ConformanceError
-from conformance.zoo.mutants import DIFFERS, Mutant
-from conformance.zoo.rounds import CASE_SECONDS
+from conformance.mutants import DIFFERS, Mutant
 
 FAILING = frozenset({"fail", "error", "crash", "timeout"})
 # Every kind of failure that a kernel can be given.

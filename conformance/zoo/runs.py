@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from conformance.cases.options import Selection
+from conformance.cases.rounds import CASE_SECONDS, VARIABLE, Round
+from conformance.devices.gpus import cores
 from conformance.environment import chosen_archs
 from conformance.errors import ConformanceError
-from conformance.gpus import cores
-from conformance.options import Selection
 from conformance.registry import ROOT
 from conformance.zoo.kill_matrix import read_results
-from conformance.zoo.rounds import CASE_SECONDS, VARIABLE, Round
 
 ASSEMBLE_SECONDS = 300.0  # of a case on an absent architecture, whose limit is that of a compiler
 

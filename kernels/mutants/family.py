@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from conformance.zoo.mutants import Shown, control, mutant
+from conformance.mutants import Shown, control, mutant
 from kernels.mutants.edit import Edit, Source, edited
 
 TWIN = "torch_control"

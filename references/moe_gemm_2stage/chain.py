@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from conformance.arithmetic import divided
+from conformance.data.arithmetic import divided
 from references.moe_gemm_2stage import dtypes, fp8, mx
 from references.moe_gemm_2stage.bounds import DIVISION, Arithmetic, Bounded, format_of, overflows
 from references.moe_gemm_2stage.dtypes import Mode

@@ -13,9 +13,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from conformance.arithmetic import divided
-from conformance.generate import fill_rows, integers, uniform
-from conformance.routing import as_mask
+from conformance.data.arithmetic import divided
+from conformance.data.generate import fill_rows, integers, uniform
+from conformance.data.routing import as_mask
 from references.moe_gemm_2stage import mx, operands
 from references.moe_gemm_2stage.cases import Extents
 from references.moe_gemm_2stage.dtypes import Mode

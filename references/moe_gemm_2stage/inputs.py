@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from conformance.case import Case
-from conformance.layouts import place
+from conformance.data.layouts import place
 from conformance.operator import Arguments, Call, Shared
 from references.moe_gemm_2stage import cases, draw, layouts, nonfinite, scales, sorting
 from references.moe_gemm_2stage.cases import Extents

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from conformance.generate import integers
+from conformance.data.generate import integers
 from references.moe_gemm_2stage.dtypes import Mode
 from references.moe_gemm_2stage.operands import GROUP, Operand
 from references.moe_gemm_2stage.storage import ENCODINGS

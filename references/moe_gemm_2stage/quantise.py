@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from conformance.arithmetic import divided
+from conformance.data.arithmetic import divided
 from references.moe_gemm_2stage import fp8
 
 INTEGER_RULES = ("truncate", "nearest")

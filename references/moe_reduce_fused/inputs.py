@@ -10,12 +10,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from conformance import routing, values
 from conformance.case import Case, data_seed
+from conformance.data import routing, values
+from conformance.data.generate import integers, normal, uniform
+from conformance.data.layouts import GAP, place
 from conformance.errors import ConformanceError
 from conformance.formats import FORMATS
-from conformance.generate import integers, normal, uniform
-from conformance.layouts import GAP, place
 from conformance.operator import Arguments, Call, Shared
 from references.moe_reduce_fused.contract import SOURCES, output
 

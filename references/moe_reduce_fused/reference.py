@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from conformance.arithmetic import fma
+from conformance.data.arithmetic import fma
 from conformance.formats import cast
 from conformance.operator import NOT_A_NUMBER, Arguments, Call, OracleRows, Reference, Shared
 from references.moe_reduce_fused.contract import validate

@@ -8,12 +8,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from conformance import routing, values
 from conformance.case import Case, data_seed
+from conformance.data import routing, values
+from conformance.data.generate import integers
+from conformance.data.layouts import GAP, place
 from conformance.errors import ConformanceError
 from conformance.formats import FORMATS
-from conformance.generate import integers
-from conformance.layouts import GAP, place
 from conformance.operator import Arguments, Call, Shared
 from references.moe_reduction.contract import MASKS, SOURCES, output, valid_slots
 

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from conformance.case import Case, data_seed
+from conformance.data.generate import integers, uniform
+from conformance.data.layouts import GAP, place
+from conformance.data.routing import as_mask
 from conformance.errors import ConformanceError, unknown_name
-from conformance.generate import integers, uniform
-from conformance.layouts import GAP, place
 from conformance.operator import Arguments, Call, Shared
-from conformance.routing import as_mask
 from references.moe_gemm_2stage.sorting import routed
 from references.moe_sorting.contract import ARGUMENTS, BUFFERS, output
 

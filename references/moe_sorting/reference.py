@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from conformance.operator import Call, Reference, References, Results, Shared
-from conformance.orders import in_order_of
+from conformance.verdicts.orders import in_order_of
 from references.moe_gemm_2stage.sorting import Sorted, sentinel, sort
 from references.moe_sorting.contract import policies_of
 

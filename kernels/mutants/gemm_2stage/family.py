@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from conformance.zoo.mutants import Shown, control, mutant
+from conformance.mutants import Shown, control, mutant
 from kernels.mutants.edit import Edit, Source, edited
 
 OPERATORS = {"1": "moe_gemm1", "2": "moe_gemm2", "c": "moe_gemm_2stage"}

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from conformance.zoo.mutants import mutant
+from conformance.mutants import mutant
 from kernels.mutants import stores
 from kernels.mutants.gemm_2stage.family import OPERATORS, only, sources, wrong
 from kernels.mutants.stores import Store

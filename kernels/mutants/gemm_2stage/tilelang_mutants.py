@@ -6,7 +6,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from conformance.zoo.mutants import Shown, control, mutant
+from conformance.mutants import Shown, control, mutant
 from kernels.mutants.edit import Edit, Source
 from kernels.mutants.gemm_2stage.family import OPERATORS, PACKAGE, only, sources
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from conformance.zoo.mutants import control
+from conformance.mutants import control
 from kernels.mutants.reduce_fused.steps import OPERATOR, Steps, Work, as_function
 
 

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from conformance.zoo.mutants import mutant
+from conformance.mutants import mutant
 from kernels.mutants.reduce_fused import steps
 from kernels.mutants.reduce_fused.steps import Work, wrong
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from conformance import report_path
-from conformance.zoo.mutants import control, mutant
+from conformance.mutants import control, mutant
 
 OPERATOR, TWIN = "moe_reduce_fused", "torch_control"
 E4M3 = torch.float8_e4m3fn

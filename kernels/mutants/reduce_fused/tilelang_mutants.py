@@ -7,8 +7,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from conformance.arch import Arch
+from conformance.mutants import Shown, control, mutant
 from conformance.route import Lowered, Route
-from conformance.zoo.mutants import Shown, control, mutant
 from kernels import tilelang_build, tilelang_lower
 from kernels.dialect import form_of, fp8_here, fp8_of, target_of
 from kernels.mutants.reduce_fused.steps import OPERATOR

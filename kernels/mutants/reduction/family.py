@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conformance.zoo.mutants import Shown
+from conformance.mutants import Shown
 from kernels.mutants.edit import Edit
 from kernels.mutants.family import Family
 

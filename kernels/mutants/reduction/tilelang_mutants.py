@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from conformance.zoo.mutants import control, mutant
+from conformance.mutants import control, mutant
 from kernels.mutants.edit import Edit
 from kernels.mutants.reduction.family import FAMILY
 

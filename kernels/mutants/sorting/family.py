@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conformance.zoo.mutants import Shown
+from conformance.mutants import Shown
 from kernels.mutants.family import Family
 
 FAMILY = Family("moe_sorting", __name__.rpartition(".")[0], "kernels.sorting", "sort_torch", "sort_block")

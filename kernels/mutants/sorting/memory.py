@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from conformance.zoo.mutants import Shown, mutant
+from conformance.mutants import Shown, mutant
 from kernels.mutants.family import TWIN
 from kernels.mutants.sorting.family import FAMILY, having, wrong
 

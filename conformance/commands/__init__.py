@@ -1,0 +1,1 @@
+"""The command line beside pytest: a module per command, or per family of them, and what they share."""
