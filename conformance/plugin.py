@@ -6,7 +6,6 @@ Without ``-n`` one process is both.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Generator, Iterator
 from dataclasses import replace
@@ -16,7 +15,7 @@ from typing import Any
 import pytest
 
 from conformance.cases import options
-from conformance.devices.gpus import bind_gpu, start_device
+from conformance.devices.gpus import bind_gpu, limit_threads, start_device
 from conformance.errors import ConformanceError
 from conformance.launching import exit_guard
 from conformance.registry import ROOT, kernels, matrix_files, put_checkout_first
@@ -63,7 +62,7 @@ def pytest_configure(config: pytest.Config) -> None:
             worker = config.workerinput  # type: ignore[attr-defined]
             index = int(worker["workerid"].removeprefix("gw"))
             gpus = bind_gpu(index)
-            _limit_threads(worker["workercount"])
+            limit_threads(worker["workercount"])
             shared = Path(worker["conformance_dir"])
             log, place = CrashLog(shared / f"{worker['workerid']}.stack"), (index, worker["workercount"])
         else:
@@ -94,13 +93,6 @@ def pytest_configure(config: pytest.Config) -> None:
             let_workers_be_replaced(config, [*run_options.WITH_VALUE, *(option.flag for option in options.OPTIONS)])
     except ConformanceError as error:
         raise pytest.UsageError(str(error)) from None
-
-
-def _limit_threads(workers: int) -> None:
-    """Workers share the cores: one thread each unless there are more cores than workers."""
-    import torch
-
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:

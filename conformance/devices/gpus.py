@@ -1,4 +1,4 @@
-"""How the processes of a run share the GPUs: how many there are, which GPU each gets, and what a case takes of it."""
+"""How the processes of a run share cores and GPUs: how many there are, which GPU each gets, what a case takes of it."""
 
 from __future__ import annotations
 
@@ -31,6 +31,13 @@ def workers_for(devices: Iterable[str], memory_limit: int | None = None, timing:
     if "cuda" not in devices:
         return cores() if memory_limit is None else min(cores(), workers_within(memory_limit))
     return max(1, min(cores(), (1 if timing else _WORKERS) * max(1, len(visible_gpus()))))
+
+
+def limit_threads(workers: int) -> None:
+    """Workers share the cores: one thread each unless there are more cores than workers."""
+    import torch
+
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
 
 
 def bind_gpu(index: int) -> int:
