@@ -7,7 +7,7 @@ Without a rule a kernel is expected to run one of its native paths. A rule says 
     unsupported       a refusal of the named kind
     known-failure     a failure of the named kind whose message holds the signature
 
-The rule with the most conditions counts; two with equally many that both match are an error (`rules`).
+The rule with the most conditions counts; two with equally many that both match are an error (`rule_set`).
 """
 
 from __future__ import annotations
