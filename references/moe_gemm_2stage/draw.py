@@ -57,6 +57,8 @@ def rows_of(count: int, width: int, mode: Mode, data: str, encoding: str, seed: 
         return Operand(coded(count, width, seed % 97, device), factors=_blocks(count, width, 1, seed, device))
     if data == "coded":
         return Operand(coded(count, width, seed % 97, device), scale=_powers(count, mode.activation, seed, device))
+    if data == "nan_blocks":
+        return operands.activation(_positive(count, width, seed, device), mode)
     if data == "block_tops":
         return _fours(count, width, device)
     value = divided(numbers(count, width, seed, device), _SPREAD) * decades(count, seed + _SCALE_SEED, device)
@@ -70,6 +72,13 @@ def _blocks(rows: int, width: int, most: int, seed: int, device: torch.device) -
     """fp32 [rows, width]: a power of two for each block of 32, 2^(most - 3) to 2^most: neighbours mostly differ."""
     exponent = integers((rows, width // mx.BLOCK), most - 3, most + 1, seed, device)
     return torch.exp2(exponent.float()).repeat_interleave(mx.BLOCK, dim=-1)
+
+
+def _positive(rows: int, width: int, seed: int, device: torch.device) -> Tensor:
+    """fp32 [rows, width]: 1/4 to 1.3, twice that in odd rows: numbers that no block rounds to 0, and of which sums are
+    so near to each other that neither does a block of what stage 1 makes of them."""
+    odd = torch.arange(rows, device=device)[:, None] % 2
+    return (numbers(rows, width, seed, device).abs() + 2.0) * torch.where(odd == 1, 0.25, 0.125)
 
 
 def _shifted(of: Operand, power: int) -> Operand:
@@ -147,6 +156,8 @@ def weight_of(expert: int, rows: int, width: int, mode: Mode, data: str, encodin
             assert scale is not None
             return Operand(value, factors=scale[None, :, None].expand(1, rows, width))
         return Operand(value, scale=None if scale is None else scale[None])
+    if data == "nan_blocks":
+        return operands.weight(divided(_positive(rows, width, seed, device), width)[None], mode)
     if data == "block_tops" and gated:
         return _tops(rows, width, mode, expert, seed, device)
     value = divided(numbers(rows, width, seed, device), _SPREAD * math.sqrt(width))

@@ -81,6 +81,8 @@ _wrong("scale_255_zero", "NONFINITE", "A block with the e8m0 scale 255 counts as
        (_NAN, "return found.masked_fill(codes == _NAN, 0.0)"))
 _wrong("scale_255_one", "NONFINITE", "An e8m0 scale of 255 counts as 1.", "e8m0-255", "12c",
        (_NAN, "return found.masked_fill(codes == _NAN, 1.0)"))
+_wrong("scale_255_infinite", "NONFINITE", "An e8m0 scale of 255 is infinity.", "e8m0-255", "12c",
+       (_NAN, "return found.masked_fill(codes == _NAN, torch.inf)"), dtypes=_ALL)
 _wrong("no_scales", "SCALE", "The scales of the weights' blocks are left out.", "group-scale-missing", "12c",
        _weight_scales("{} * 0 + 127"), dtypes=_ALL)
 _wrong("no_row_scales", "SCALE", "The scales of the rows' blocks are left out.", "row-blocks-missing", "12c",
