@@ -25,7 +25,7 @@ from references.moe_gemm_2stage.storage import STORED
 
 ROUTINGS = ("skewed", "even", "one_expert", "sentinel")
 DATA = ("real", "coded", "exact", "zero_rows", "large", "larger", "overflow", "nonfinite", "nan_weights",
-        "nan_blocks", "scales", "block_tops")
+        "nan_blocks", "scales", "block_tops", "subnormal_channels", "subnormal_rows")
 DOWEIGHT = {"none": "none", "after": "after", "gate": "gate", "gate_and_up": "gate-and-up"}
 _REDUCED_BLOCK, _REDUCED_TOKENS, _REDUCED_EXPERTS = 16, 33, 20
 # Parameters that change neither the data nor the routes, so that the cases which differ in them share both.
@@ -99,8 +99,9 @@ def data_of(case: Case) -> str:
     are zeros. "large": results at the end of fp16's range; "larger" and "overflow": many beyond it, of stage 1 and of
     stage 2. "nonfinite": some rows hold a NaN or an infinity, or a scale that is NaN. "nan_weights":
     some channels of weights do. "nan_blocks": some blocks have a scale that is NaN, and products of one sign, none
-    of them 0. "scales": e8m0 scales at both ends of their range. "block_tops": blocks between the stages whose largest
-    magnitude is where the rules of e8m0 scales part. Raises ConformanceError where there are none,
+    of them 0. "scales": e8m0 scales at both ends of their range. "subnormal_channels", "subnormal_rows":
+    fp32 scales on either side of 2^-126. "block_tops": blocks between the stages whose largest magnitude is where the
+    rules of e8m0 scales part. Raises ConformanceError where there are none,
     and where what comes of them is unspecified."""
     wanted = choice(case, "data", DATA, "real")
     if wanted in ("scales", "block_tops") and not MODES[case.get("in")].microscaled:
@@ -108,6 +109,10 @@ def data_of(case: Case) -> str:
     if wanted == "nan_blocks" and MODES[case.get("in")].weight not in mx.ELEMENTS:
         raise ConformanceError(f"case {case.id}: data:{wanted} needs weights with e8m0 scales, which in:"
                                f"{case.get('in')} has not")
+    if (wanted == "subnormal_rows" and not MODES[case.get("in")].row_quantised) or (
+            wanted == "subnormal_channels" and MODES[case.get("in")].weight not in ("fp8", "int8", "int4", "int4_g32")):
+        raise ConformanceError(f"case {case.id}: data:{wanted} needs fp32 scales, which those of in:{case.get('in')} "
+                               "are not")
     chained, mode = case.operator == "moe_gemm_2stage", MODES[case.get("in")]
     if wanted in ("nonfinite", "larger") and chained and mode.row_quantised:
         raise ConformanceError(f"case {case.id}: data:{wanted} makes rows NaN or infinite that are re-quantised, of "

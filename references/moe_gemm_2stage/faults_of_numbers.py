@@ -94,6 +94,20 @@ def _weights(function: Callable[[Reading, Operand, Tensor], Operand | None]) -> 
     return change
 
 
+def _flushed(scale: Tensor) -> Tensor:
+    return scale.masked_fill(scale.abs() < torch.finfo(torch.float32).tiny, 0.0)
+
+
+def _all_flushed(r: Reading) -> Reading | None:
+    """All fp32 scales: those of rows and of channels or groups."""
+    changes = (_rows(lambda s, row, routes: _flushed(s[row])), _channels(lambda s, e, c: _flushed(s[e[:, None], c])),
+               _groups(_flushed) if r.mode.weight == "int4_g32" else lambda r: None)
+    found: Reading | None = None
+    for change in changes:
+        found = change(found or r) or found
+    return found
+
+
 def _groups(function: Callable[[Tensor], Tensor | None]) -> Change:
     """Factors [E, N, K/32] of groups, changed."""
 
@@ -290,6 +304,11 @@ NUMBERS = (
           _channels(lambda s, e, c: s[e[:, None] * 0, c])),
     fault("channel-scale-power-of-two", "scales of channels are cut to powers of two",
           _channels(lambda s, e, c: s[e[:, None], c].log2().floor().exp2())),
+    fault("scale-flushed", "fp32 scales below 2^-126 count as 0", _all_flushed),
+    fault("scale-flushed", "fp32 scales of channels below 2^-126 count as 0",
+          _channels(lambda s, e, c: _flushed(s[e[:, None], c]))),
+    fault("scale-flushed", "fp32 scales of rows below 2^-126 count as 0",
+          _rows(lambda s, row, routes: _flushed(s[row]))),
     fault("gate-scale-for-up", "up is scaled by the gate's scales", _gate_for_up),
     fault("row-scale-missing", "the scales of rows are left out", _rows(lambda s, row, routes: None)),
     fault("row-scale-twice", "the scales of rows are applied twice", _rows(lambda s, row, routes: s[row] ** 2)),

@@ -204,7 +204,8 @@ def _add_weight(name: str, rows: int, width: int, seed: int, point: _Point, argu
                 places: list[Place]) -> None:
     """Expert by expert, so that fp32 values of one expert at a time are held; experts without a token get poison."""
     of, mode, device = point.of, point.mode, point.device
-    data = "real" if name == "w2" and point.chained and point.data == "scales" else point.data
+    in_stage_1 = point.data in ("scales", "subnormal_channels", "subnormal_rows")
+    data = "real" if name == "w2" and point.chained and in_stage_1 else point.data
     used = torch.zeros(of.experts, dtype=torch.bool, device=device)
     used[point.local[point.local >= 0].long()] = True
     stored: Tensor | None = None
