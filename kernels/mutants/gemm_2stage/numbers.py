@@ -51,7 +51,8 @@ wrong("row_scale_flushed", "SCALE", "Subnormal scales of rows are flushed to 0."
       (_ROWS, "return acc if scale_rows is None else acc * scale_rows[row].masked_fill("
        "scale_rows[row].abs() < 2.0**-126, 0.0)[:, None]"), dtypes=_SCALED)
 wrong("group_scale_flushed", "SCALE", "Subnormal scales of groups are flushed to 0.", "scale-flushed", "12",
-      "per_expert", (_GROUPS, f"scale_w[expert].masked_fill(scale_w[expert].abs() < 2.0**-126, 0.0) {_GROUPS[16:]}"), dtypes=("int4_bf16_g32",))
+      "per_expert", (_GROUPS, f"scale_w[expert].masked_fill(scale_w[expert].abs() < 2.0**-126, 0.0) {_GROUPS[16:]}"),
+      dtypes=("int4_bf16_g32",))
 wrong("no_group_scale", "SCALE", "The scales of groups are left out.", "group-scale-missing", "12c", "per_expert",
       (_GROUPS, "None)"), dtypes=("int4_bf16_g32",))
 wrong("group_scale_first", "SCALE", "The first group's scales count for all groups.", "group-scale-of-first", "12",
