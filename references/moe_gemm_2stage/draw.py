@@ -105,11 +105,22 @@ def weight_of(expert: int, rows: int, width: int, mode: Mode, data: str, encodin
         value *= _OF_W2.get(data, 1.0)
     if mode.weight in mx.ELEMENTS:
         value *= blocks(rows, width, 0, seed + _BLOCK_SEED, device)
-    found = operands.weight(value[None], mode, encoding)
+    found = _with_lowest(operands.weight(value[None], mode, encoding), mode)
     if data == "block_tops":  # beside a block's largest number the others would not be seen in every other sum
         hidden = is_top(width, device) & (torch.arange(rows, device=device) % 2 == 0)[:, None]
         found = replace(found, payload=found.payload.masked_fill(hidden, 0.0))
     return shifted(found, _SHIFT) if data == "scales" else found
+
+
+def _with_lowest(of: Operand, mode: Mode) -> Operand:
+    """Of integers every other number that is as far below 0 as quantisation goes one lower: the code that negation and
+    abs() leave negative."""
+    largest = {"int8": 127.0, "int4": 7.0, "int4_g32": 7.0}.get(mode.weight)
+    if largest is None:
+        return of
+    row, column = (torch.arange(size, device=of.payload.device) for size in of.payload.shape[-2:])
+    lowest = (of.payload == -largest) & ((row[:, None] + column) % 2 == 0)
+    return replace(of, payload=of.payload - lowest.float())
 
 
 def _powers(count: int, form: str, seed: int, device: torch.device) -> Tensor | None:

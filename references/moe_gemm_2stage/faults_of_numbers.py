@@ -186,6 +186,18 @@ def _unsigned(stored: Tensor) -> Tensor:
     return layouts.unpack_int4(stored) & 15
 
 
+def _lowest(read_as: Callable[[float], float]) -> Change:
+    """Integer weights whose lowest code is taken for another number."""
+
+    def change(r: Reading, w: Operand, stored: Tensor) -> Operand | None:
+        lowest = {"int8": -128.0, "int4": -8.0, "int4_g32": -8.0}.get(r.mode.weight)
+        if lowest is None:
+            return None
+        return replace(w, payload=w.payload.masked_fill(w.payload == lowest, read_as(lowest)))
+
+    return _weights(change)
+
+
 def _without_last(tail: int) -> Change:
     """Sums lack their last elements."""
     return lambda r: replace(r, terms=lambda size: slice(size - tail if size > tail else size))
@@ -327,6 +339,10 @@ NUMBERS = (
           _nibbles(lambda stored: layouts.unpack_int4(stored << 4 | stored >> 4))),
     fault("nibbles-paired", "the two nibbles of a byte are taken for neighbours", _nibbles(_paired)),
     fault("nibbles-unsigned", "4-bit weights are not sign-extended", _nibbles(_unsigned)),
+    fault("lowest-code-positive", "the lowest code of integer weights, -128 or -8, is read without its sign",
+          _lowest(lambda lowest: -lowest)),
+    fault("lowest-code-clamped", "the lowest code of integer weights, -128 or -8, is read as -127 or -7",
+          _lowest(lambda lowest: lowest + 1)),
     *(fault("k-tail-dropped", f"the last {tail} elements of the sum are left out", _without_last(tail))
       for tail in _TAILS),
     *(fault("k-tail-dropped", f"the sum ends with the last whole {tile} elements", _whole(tile))

@@ -28,6 +28,8 @@ _POLICIES = {
     "term or a partial sum, that infinity, NaN where both may be met, or the sum itself, as of who adds in fp32. Data "
     "for this has no published tolerance.",
     "fp8": "e4m3 as the operands' dtype says, OCP or FNUZ; re-quantisation saturates.",
+    "integers": "a weight may be any code, -128 and -8 too. Rows lie from -127 to 127, as quantisation by the largest "
+    "magnitude leaves them.",
     "e8m0": "a scale per 32 elements; byte 0 is 2^-127 and not 0, 255 is NaN, of a block's sums as well. Packed e2m1 "
     "has the even k in the low nibble. Scales of rows stand at the route's place in the sorted list.",
     "subnormal scales": "count, in e8m0 and in fp32: none is flushed to 0. CUDA and HIP keep them unless told "

@@ -80,6 +80,17 @@ wrong("nibbles_paired", "LAYOUT", "The two nibbles of a byte are taken for neigh
       "unpack", (_NIBBLES, "torch.stack([groups & 15, groups >> 4], dim=2)"), dtypes=PACKED)
 wrong("nibbles_unsigned", "LAYOUT", "4-bit weights are not sign-extended.", "nibbles-unsigned", "12", "unpack",
       ("torch.where(both > 7, both - 16, both)", "both"), dtypes=PACKED)
+wrong("nibble_8", "LAYOUT", "The nibble 8, which is -8, is read as 8.", "lowest-code-positive", "12c", "unpack",
+      ("both > 7,", "both > 8,"), dtypes=PACKED)
+wrong("nibble_range", "LAYOUT", "4-bit weights are clamped to -7.", "lowest-code-clamped", "12", "unpack",
+      ("torch.where(both > 7, both - 16, both)", "torch.where(both > 7, both - 16, both).clamp(min=-7)"), dtypes=PACKED)
+wrong("int8_abs", "LAYOUT", "The magnitude of an int8 weight is taken in 8 bits: -128 has none.",
+      "lowest-code-positive", "12c", "unpack",
+      (_UNPACKED, "tiles = tiles.reshape(rows, columns)\n    "
+       "return tiles.float() if tiles.is_floating_point() else tiles.abs().float() * tiles.sign()"),
+      dtypes=("int8", "int8smooth"))
+wrong("int8_range", "LAYOUT", "int8 weights are clamped to -127.", "lowest-code-clamped", "12", "unpack",
+      (_UNPACKED, f"tiles = tiles.float().clamp(min=-127.0)\n    {_UNPACKED}"), dtypes=("int8", "int8smooth"))
 wrong("k_tail", "TAIL", "The sum ends with the last whole 64 elements.", "k-tail-dropped", "12c", "unpack",
       (_SUM, "size = max(64, left.shape[1] // 64 * 64)\n        return left[:, :size].float() @ right[:, :size].T"),
       dtypes=("bf16",))
