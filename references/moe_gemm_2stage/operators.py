@@ -41,7 +41,8 @@ _CHAIN = {
     "bf16 by a cast, fp16 as it is; int8smooth is multiplied by smooth2 before. fp4 and a8w4 by blocks of 32. A row's "
     "scale and ratios are fp32 quotients, or products with reciprocals: beside a decision point either code is right. "
     "Of a row that is re-quantised to fp8 or int8 and holds a NaN or an infinity, nothing is said.",
-    "integer quantisation": "as the argument rule says: truncate cuts towards zero, nearest rounds half to even.",
+    "integer quantisation": "as the argument rule says: truncate cuts towards zero, nearest rounds to the nearest, and "
+    "ties either way: whether a ratio is one hangs on how it was divided. The golden rounds them half to even.",
     "e8m0 scale of a block": "as the argument rule says: floor, of MX 1.0; even, of the largest magnitude rounded to "
     "the element's mantissa; up, the least that does not saturate: 2^n for exactly 6 or 448 times 2^n. Elements to "
     "nearest even, saturating. A block that holds a NaN or an infinity has scale NaN.",
