@@ -21,7 +21,7 @@ from conformance.gpus import bind_gpu, start_device
 from conformance.isolation import CrashLog
 from conformance.items import RUN, CaseItem, MatrixFile, clipped
 from conformance.preparing import prepare
-from conformance.progress import few_listed, keep_one_of_many
+from conformance.progress import category_of, few_listed, keep_one_of_many
 from conformance.registry import ROOT, kernels, matrix_files, put_checkout_first
 from conformance.run import Run
 from conformance.runs.portion import Division, Portion, handed_on, read_portion, report_division
@@ -200,7 +200,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> Generator[None, Any, 
 def pytest_report_teststatus(report: Any, config: pytest.Config) -> tuple[str, str, str] | None:
     """No dot per case: the progress line says more in less."""
     if hasattr(report, "conformance") and report.when == "call":
-        category = report.outcome
+        category = category_of(report)
         return category, "", "" if report.passed and config.get_verbosity() <= 0 else category.upper()
     return None
 
