@@ -36,7 +36,7 @@ CULPRITS = {
 WITNESS = """
 import random
 import numpy
-HERE, THREADS = os.getcwd(), torch.get_num_threads()
+HERE = os.getcwd()
 
 def drawn():
     return torch.get_rng_state().tolist(), random.getstate(), numpy.random.get_state()[1].tolist()
@@ -52,7 +52,7 @@ def look():
         "directory": os.getcwd() == HERE,
         "streams": not sys.stdout.closed and not sys.stderr.closed,
         "environment": "LEAKED" not in os.environ and "PATH" in os.environ,
-        "threads": torch.get_num_threads() == THREADS,
+        "threads": torch.get_num_threads() == 1,  # of tensors so small
         "dtype": torch.get_default_dtype() == torch.float32,
         "device": torch.get_default_device() == torch.device("cpu"),
         "determinism": not torch.are_deterministic_algorithms_enabled(),
