@@ -5,7 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from suite_runs import CASES, Ran, run_kernels, run_once
+
+from conformance.restore import process_kept
 
 PAIR = CASES[:2]
 # Each runs after `right` and before a witness in the same process.
@@ -90,6 +93,14 @@ def test_nothing_else_suffers(ran: Ran) -> None:
     assert ran.code == 0, ran.output
     assert ran.end["counts"] == {"pass": len(ran.results)}
     assert len(ran.output) < 100_000  # what passing kernels print is not shown
+
+
+def test_the_number_of_torchs_threads_is_put_back() -> None:
+    before = torch.get_num_threads()
+    with process_kept():
+        torch.set_num_threads(before + 1)
+        assert torch.get_num_threads() == before + 1
+    assert torch.get_num_threads() == before
 
 
 def test_threads_that_never_end_do_not_keep_the_run_from_ending(tmp_path: Path) -> None:
