@@ -54,6 +54,18 @@ def bits(tensor: Tensor) -> Tensor:
     return tensor.view(_BITS[tensor.element_size()])
 
 
+def ulps_apart(one: Tensor, two: Tensor) -> Tensor:
+    """int64: how many steps of their format lie between numbers of one floating-point dtype. Zeros of both signs are
+    one number; NaN has no place among them."""
+    return (_ordinal(one) - _ordinal(two)).abs()
+
+
+def _ordinal(value: Tensor) -> Tensor:
+    raw, half = bits(value).long(), 1 << (8 * value.element_size() - 1)
+    size = raw & (half - 1)
+    return torch.where(raw & half != 0, -size, size)
+
+
 def cast(value: Tensor, dtype: torch.dtype) -> Tensor:
     """fp32 to ``dtype``, round to nearest even. e4m3 saturates at +-448 (infinities too), NaN stays NaN.
 

@@ -25,7 +25,7 @@ from conformance.session.controller import Controller
 from conformance.session.isolation import CrashLog
 from conformance.session.items import RUN, CaseItem, MatrixFile, clipped
 from conformance.session.preparing import prepare
-from conformance.session.progress import few_listed, keep_one_of_many
+from conformance.session.progress import category_of, few_listed, keep_one_of_many
 from conformance.session.run import Run
 from conformance.session.workers import CONTROLLER, XdistHooks, let_workers_be_replaced
 
@@ -194,7 +194,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> Generator[None, Any, 
 def pytest_report_teststatus(report: Any, config: pytest.Config) -> tuple[str, str, str] | None:
     """No dot per case: the progress line says more in less."""
     if hasattr(report, "conformance") and report.when == "call":
-        category = report.outcome
+        category = category_of(report)
         return category, "", "" if report.passed and config.get_verbosity() <= 0 else category.upper()
     return None
 

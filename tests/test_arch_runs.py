@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,13 @@ def test_an_undeclared_fallback_fails_on_every_architecture(tmp_path: Path, work
     assert here["both"] == {("fail", "silent-fallback", "execute")}  # whatever it reports after the fallback
     assert kinds(tmp_path, "gfx942")["refuses"] == {("not-run", "refused", "route")}
     assert "nothing was executed: gfx942 is not here" in ran.output
+    absent, _, executed = ran.output.rpartition("conformance on cpu")
+    assert re.search(r"plain: (\d+) planned: \1 reached lane route \(not executed\)\n", absent)
+    assert re.search(r"falls: (\d+) planned: \1 fail in lane route\n", absent)
+    assert re.search(r"plain: (\d+) planned: \1 pass\n", executed)
+    passed, elsewhere = (sum(line.get("state") == "pass" for line in read_lines(tmp_path / "out" / f"{arch}.jsonl"))
+                         for arch in ("cpu", "gfx942"))
+    assert elsewhere and re.search(rf"{passed} passed, \d+ skipped, {elsewhere} not executed in ", executed)
     assert {path.name for path in (tmp_path / "out").glob("*.html")} == {"gfx942.html", "cpu.html", "index.html"}
     overview = (tmp_path / "out" / "index.html").read_text(encoding="utf-8")
     assert "1 of 2 architectures executed something: cpu" in overview

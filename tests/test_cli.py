@@ -246,6 +246,7 @@ def test_report_of_no_record_file_is_one_line(capsys, tmp_path):
         code, out, err = run(capsys, "report", str(path))
         assert (code, out) == (2, "")
         assert err.startswith(f"error: {path}") and err.count("\n") == 1
+    assert "a directory without record files" in err
 
 
 # ---- errors -------------------------------------------------------------------------------------------------------

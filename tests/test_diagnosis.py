@@ -48,6 +48,9 @@ CASES = [
     sample(tokens=3, topk=2, hidden=7168, **{"in": "bf16", "out": "bf16"}),
     sample(tokens=11, topk=2, **{"in": "fp16", "out": "e4m3"}),
     sample(tokens=0, topk=2),
+    sample(tokens=13, topk=2, data="high", scales="subnormal", weights="yes", xsf="no"),
+    sample(tokens=13, topk=2, data="high", scales="subnormal", weights="no", xsf="yes"),
+    sample(tokens=13, topk=2, data="high", sf="subnormal", routing="shuffled", **{"in": "bf16", "out": "e4m3"}),
     sample(send=4001, topk=2, experts=72, ranks=8, hidden=2048),
 ]
 CASES[-1] = replace(CASES[-1], params={k: v for k, v in CASES[-1].params.items() if k not in ("tokens", "routing")})
@@ -118,6 +121,32 @@ def test_what_no_fault_explains_is_said_to_be_unexplained():
     result = Judge(Settings()).run(sample(tokens=21), subject(noise))
     assert "no known fault explains it" in result.message
     assert result.details is not None and result.details["diagnosis"]["key"] == "unexplained"
+
+
+@pytest.mark.parametrize(("source", "target"), [("fp32", "fp32"), ("bf16", "bf16")])
+def test_a_right_result_that_promised_the_goldens_bits_is_said_to_be_right(source, target):
+    """No explanation that is only near by counts: a right result is near to whatever is nearly right."""
+    def other_order(x, token_topk_to_pos, *, topk_weights=None, x_sf=None, sf=None, out):
+        out.copy_(right(x, token_topk_to_pos, topk_weights, x_sf, sf, out.dtype))
+
+    case = sample(tokens=61, topk=8, hidden=2048, data="real", **{"in": source, "out": target})
+    result = Judge(Settings()).run(case, subject(other_order, promise="bit-exact"))
+    assert (result.state, result.kind, result.level) == ("fail", "bits", "within-budget")
+    assert result.details is not None and result.details["diagnosis"]["key"] == "other-rounding", result.message
+    said = ": correct within its budget, but in another order or with other roundings than the golden's: off by 1 ULP "
+    assert said in result.message
+    assert "promise='within-budget' is the level that it reaches" in result.message
+
+
+def test_what_depends_on_poison_is_not_said_to_be_right():
+    def sums(x, token_topk_to_pos, *, topk_weights=None, x_sf=None, sf=None, out):
+        poisoned = bool(out.isnan().any())
+        found = right(x, token_topk_to_pos, topk_weights, x_sf, sf, out.dtype)
+        out.copy_(torch.where(found == 0, 0.0, found.nextafter(torch.zeros(()))) if poisoned else found)
+
+    case = sample(tokens=21, topk=4, data="real", routing="shuffled")
+    result = Judge(Settings()).run(case, subject(sums))
+    assert result.kind == "poison" and "correct within its budget" not in result.message
 
 
 def test_a_right_result_has_no_diagnosis():

@@ -5,7 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from suite_runs import CASES, Ran, run_kernels, run_once
+
+from conformance.launching.restore import process_kept
 
 PAIR = CASES[:2]
 # Each runs after `right` and before a witness in the same process.
@@ -36,7 +39,7 @@ CULPRITS = {
 WITNESS = """
 import random
 import numpy
-HERE, THREADS = os.getcwd(), torch.get_num_threads()
+HERE = os.getcwd()
 
 def drawn():
     return torch.get_rng_state().tolist(), random.getstate(), numpy.random.get_state()[1].tolist()
@@ -52,7 +55,7 @@ def look():
         "directory": os.getcwd() == HERE,
         "streams": not sys.stdout.closed and not sys.stderr.closed,
         "environment": "LEAKED" not in os.environ and "PATH" in os.environ,
-        "threads": torch.get_num_threads() == THREADS,
+        "threads": torch.get_num_threads() == 1,  # of tensors so small
         "dtype": torch.get_default_dtype() == torch.float32,
         "device": torch.get_default_device() == torch.device("cpu"),
         "determinism": not torch.are_deterministic_algorithms_enabled(),
@@ -90,6 +93,14 @@ def test_nothing_else_suffers(ran: Ran) -> None:
     assert ran.code == 0, ran.output
     assert ran.end["counts"] == {"pass": len(ran.results)}
     assert len(ran.output) < 100_000  # what passing kernels print is not shown
+
+
+def test_the_number_of_torchs_threads_is_put_back() -> None:
+    before = torch.get_num_threads()
+    with process_kept():
+        torch.set_num_threads(before + 1)
+        assert torch.get_num_threads() == before + 1
+    assert torch.get_num_threads() == before
 
 
 def test_threads_that_never_end_do_not_keep_the_run_from_ending(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from engine_samples import FORMS, e4m3_value, rounded
 from engine_samples import one_thread as one_thread
 from torch import Tensor
 
-from conformance.formats import BY_DTYPE, FORMATS, bits, cast, format_of
+from conformance.formats import BY_DTYPE, FORMATS, bits, cast, format_of, ulps_apart
 
 E4M3 = torch.float8_e4m3fn
 every_form = pytest.mark.parametrize("name", list(FORMATS))
@@ -51,6 +51,18 @@ def test_half_ulp_is_half_the_way_to_the_next_number(name: str) -> None:
     assert torch.equal(form.half_ulp(values[:-1]), gaps)  # 0, subnormals, every edge between binades
     assert torch.equal(form.half_ulp(values[:-1] + gaps), gaps)  # also between two numbers
     assert float(form.half_ulp(values[-1:])) == float(gaps[-1])
+
+
+@every_form
+def test_steps_between_numbers(name: str) -> None:
+    dtype, form = FORMATS[name].dtype, FORMATS[name]
+    one, above = torch.tensor([1.0, 1.0 + 2 * form.unit_roundoff]).to(dtype).split(1)
+    smallest = (torch.tensor([2.0**form.minimum_exponent]) * 2 * form.unit_roundoff).to(dtype)
+    zero, minus = (torch.tensor([value]).to(dtype) for value in (0.0, -0.0))
+    assert ulps_apart(one, above).tolist() == ulps_apart(above, one).tolist() == [1]
+    assert ulps_apart(smallest, zero).tolist() == [1] and ulps_apart(zero, minus).tolist() == [0]
+    assert ulps_apart(smallest, (-smallest.float()).to(dtype)).tolist() == [2]
+    assert ulps_apart(one, (one.float() * 2).to(dtype)).tolist() == [2 ** (form.precision - 1)]
 
 
 def test_half_ulp_of_fp32_is_numpys() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -26,8 +27,9 @@ from references.moe_gemm_2stage.stages import Routes
 pytestmark = pytest.mark.usefixtures("one_thread")
 every_operator = pytest.mark.parametrize("name", OPERATORS)
 MICROSCALED = ("fp4", "a8w4", "a16w4")
-FAMILIES = {"moe_gemm1": ("F25-nonfinite",), "moe_gemm2": ("F25-nan-weights", "F25-nan-scale"),
-            "moe_gemm_2stage": ("F25-nonfinite", "F23-between", "F22-block-tops")}
+FAMILIES = {"moe_gemm1": ("F25-nonfinite", "F25-nan-blocks"),
+            "moe_gemm2": ("F25-nan-weights", "F25-nan-scale", "F25-nan-blocks"),
+            "moe_gemm_2stage": ("F25-nonfinite", "F25-nan-blocks", "F23-between", "F22-block-tops")}
 
 
 def cases(name: str, *families: str, **params: tuple[str, ...]) -> list[Case]:
@@ -54,7 +56,7 @@ def test_right_kernels_pass_and_no_case_is_empty(name: str) -> None:
         else:
             assert bool(reference.golden.any()) and not bool(spoilt.any())
         assert accepted(call, reference) is None, case.id
-    wanted = {"nonfinite", "nan_weights"}
+    wanted = {"nonfinite", "nan_weights", "nan_blocks"}
     assert {case.params["data"] for case in cases(name, *FAMILIES[name], **{"in": MICROSCALED})} >= wanted
 
 
@@ -76,7 +78,30 @@ def test_a_nan_scale_that_is_read_as_a_number_is_seen(name: str, number: str, mo
     monkeypatch.setattr(microscaled, "powers", READ_AS[number])
     families = [family for family in FAMILIES[name] if family.startswith("F25")]
     for case in cases(name, *families, **{"in": MICROSCALED}):
-        if case.params["in"] != "a16w4" or case.params["data"] == "nan_weights":  # rows of bf16 have no scale
+        if case.params["in"] != "a16w4" or case.params["data"] != "nonfinite":  # rows of bf16 have no scale
+            assert failure(case) == "nan-map", case.id
+
+
+@pytest.mark.parametrize(("name", "where"), [
+    (name, where) for name in OPERATORS for where in ("rows and weights", "rows", "weights")
+    if (name, where) != ("moe_gemm_2stage", "rows")])  # between the stages infinity makes a block NaN, as it should
+def test_a_nan_scale_that_is_read_as_infinity_is_seen(name: str, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or as 2^128, which is infinity in fp32: what it is multiplied by has one sign and is never 0."""
+    read_as = {which: getattr(microscaled, which) for which in ("row_matrix", "channel_matrix")}
+
+    def infinite(which: str) -> Callable[..., Tensor]:
+        def read(*given: Any) -> Tensor:
+            with monkeypatch.context() as here:
+                here.setattr(microscaled, "powers", lambda codes: POWERS(codes).nan_to_num(nan=torch.inf))
+                return read_as[which](*given)
+        return read
+
+    if "rows" in where:
+        monkeypatch.setattr(microscaled, "row_matrix", infinite("row_matrix"))
+    if "weights" in where:
+        monkeypatch.setattr(microscaled, "channel_matrix", infinite("channel_matrix"))
+    for case in cases(name, "F25-nan-blocks"):
+        if where != "rows" or case.params["in"] != "a16w4":  # its rows are bf16, without a scale
             assert failure(case) == "nan-map", case.id
 
 

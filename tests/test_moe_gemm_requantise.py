@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -14,10 +15,11 @@ from torch import Tensor
 
 from conformance.registry import matrix
 from kernels.gemm_2stage import per_expert as kernel_module
-from references.moe_gemm_2stage.bounds import Bounded
+from references.moe_gemm_2stage.bounds import Arithmetic, Bounded
 from references.moe_gemm_2stage.chain import intermediate
 from references.moe_gemm_2stage.dtypes import MODES
-from references.moe_gemm_2stage.stages import Routes
+from references.moe_gemm_2stage.reference import decode
+from references.moe_gemm_2stage.stages import Routes, combine_atomic, stage2
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 Step = Callable[..., Tensor]
@@ -74,6 +76,11 @@ RIGHT = {
     "scale 2 ULPs up": Spelling(lambda top, largest: beside(top / largest, True, 2)),
     "scale 2 ULPs down": Spelling(lambda top, largest: beside(top / largest, False, 2)),
 }
+RIGHT_INTEGERS = {
+    "ties away from zero": Spelling(integers=lambda ratio, rule: (
+        ratio.trunc() if rule == "truncate" else (ratio.abs() + 0.5).floor() * ratio.sign())),
+    "ties up": Spelling(integers=lambda ratio, rule: ratio.trunc() if rule == "truncate" else (ratio + 0.5).floor()),
+}
 WRONG = {
     "scale 1 % up": Spelling(lambda top, largest: top / largest * 1.01),
     "scale 0.1 % up": Spelling(lambda top, largest: top / largest * 1.001),
@@ -113,7 +120,33 @@ def kinds(case: str, spellings: dict[str, Spelling], monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_spelling_of_the_divisions_is_right(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert kinds(CASES[name], RIGHT, monkeypatch) == dict.fromkeys(RIGHT)
+    right = RIGHT if "f" in name.split()[0] else RIGHT | RIGHT_INTEGERS
+    assert kinds(CASES[name], right, monkeypatch) == dict.fromkeys(right)
+
+
+@pytest.mark.parametrize("how", RIGHT_INTEGERS)
+def test_a_tie_of_nearest_goes_either_way(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the contract says of ties: rows of stage 1 are made of which every number but the largest is one."""
+    call, _ = prepared(CASES["int8 nearest"])
+    out1 = torch.full((call.arguments["topk_ids"].numel(), 64), 2.5, dtype=torch.float16)
+    out1[:, 0], out1[:, 1::2] = 127.0, -4.5
+
+    def stage1(*given: Any) -> None:
+        given[-1].copy_(out1)
+
+    monkeypatch.setattr(kernel_module, "_stage1", stage1)
+    even = result(per_expert("moe_gemm_2stage"), call)
+    monkeypatch.setattr(kernel_module, "requantise", RIGHT_INTEGERS[how])
+    other = result(per_expert("moe_gemm_2stage"), call)
+    exact = out1.view(*call.arguments["topk_ids"].shape, 64).double()
+    decoded = decode(call)
+    assert decoded.w2 is not None
+    between = intermediate(Bounded(exact, torch.zeros_like(exact)), MODES["int8"], decoded.routes, rule="nearest")
+    terms = stage2(between, decoded.w2, decoded.routes, True, Arithmetic(integer=True))
+    found = combine_atomic(terms, decoded.routes, "f32")
+    assert not torch.equal(even, other)
+    for one in (even, other):
+        assert bool(((one - found.value).abs() <= found.error + 1e-7 * found.value.abs()).all())
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -218,6 +218,12 @@ def test_another_order_is_wrong_where_bit_exactness_is_promised() -> None:
     assert judged(loop_kernel(edit=ALLOWED["open places left"], promise="bit-exact"), sample()).state == "pass"
 
 
+def test_an_order_that_no_fault_explains_is_said_to_be_right() -> None:
+    found = judged(loop_kernel(edit=ALLOWED["runs rotated"], promise="bit-exact"), sample())
+    diagnosis = (found.details or {})["diagnosis"]
+    assert diagnosis["key"] == "other-order" and "promise='within-budget' is the level" in found.message, found.message
+
+
 WRONG_PLACES = {"routes of two experts exchanged": "unexplained", "a route behind the valid rows": "unexplained",
                 "a route twice": "one-element"}
 

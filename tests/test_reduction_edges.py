@@ -4,6 +4,7 @@ without rows, scales below the normal range, special sf, ids outside, and what i
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,7 @@ from conformance.operator import NOT_A_NUMBER, Shared
 from conformance.registry import kernels, matrix, operator
 from conformance.result import Result, Settings
 from conformance.verdicts.verdict import Verdict, judge
+from conformance.zoo.kill_matrix import cause_of
 from references.moe_reduction import valid_slots
 
 Given = dict[str, Any]
@@ -118,6 +120,27 @@ def test_scales_that_are_flushed_or_clamped_are_seen(change: Callable[[Given], N
     assert [case.id for case in cases if results[case.id] != ("fail" if seen(case) else "pass")] == []
 
 
+def reciprocal(value: Tensor | None) -> Tensor | None:
+    """What dividing by the reciprocal multiplies by."""
+    return None if value is None else 1 / (1 / value)
+
+
+@pytest.mark.parametrize(("name", "changed", "expected"), [
+    ("sf", reciprocal, {"sf-by-reciprocal"}), ("sf", flushed, {"sf-by-reciprocal", "sf-flushed"}),  # 0 either way
+    ("x_sf", reciprocal, {"x_sf-by-reciprocal"}), ("x_sf", flushed, {"x_sf-flushed"}),
+    ("topk_weights", reciprocal, {"weights-by-reciprocal"}), ("topk_weights", flushed, {"weights-flushed"}),
+])
+def test_reciprocals_that_overflow_and_scales_that_are_flushed_are_told_apart(
+        name: str, changed: Callable[[Tensor | None], Tensor | None], expected: set[str]) -> None:
+    def change(given: Given) -> None:
+        given[name] = changed(given[name])
+
+    results = all_judged(changing(change), family("moe_reduce_fused", "F18-scale-range"))
+    causes = Counter(cause_of(result.record()) for result in results if result.state == "fail")
+    del causes[None]  # of many failures some are diagnosed
+    assert causes.most_common(1)[0][0] in expected, causes
+
+
 def test_subnormal_scales_are_subnormal_and_their_products_are_not_rounded() -> None:
     for case in family("moe_reduce_fused", "F18-scale-range"):
         if case.get("scales") != "subnormal":
@@ -125,7 +148,8 @@ def test_subnormal_scales_are_subnormal_and_their_products_are_not_rounded() -> 
         given = call_of(case)[0].arguments
         small = given["topk_weights"] if case.params["xsf"] == "no" else given["x_sf"].nan_to_num(0.0)
         used = small[small != 0]
-        assert bool((used.abs() < 2.0**-126).double().mean() > 0.9)
+        for low, high in ((0.0, 2.0**-128), (2.0**-128, 2.0**-126), (2.0**-126, 1.0)):  # 1 / the first is infinite
+            assert bool(((used.abs() >= low) & (used.abs() < high)).any())
         if given["topk_weights"] is not None and given["x_sf"] is not None:
             assert set(given["topk_weights"].unique().tolist()) <= {1.0, 2.0, 4.0}
     with pytest.raises(ConformanceError, match="scales:tiny is none of usual, subnormal"):

@@ -206,6 +206,22 @@ def test_the_command_line_makes_all_pages(tmp_path: Path, capsys: pytest.Capture
     assert "gfx942.jsonl: " in printed.err and "cpu.jsonl" not in printed.err
 
 
+def test_a_directory_stands_for_its_record_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for run in (executed(), absent(wrong_path)):
+        samples.write(tmp_path / f"{run[0]['arch']}.jsonl", run)
+    (tmp_path / "cpu.bench.jsonl").write_text('{"type": "bench-run"}\n')  # timings are no records
+    assert cli.main(["report", str(tmp_path)]) == 1
+    assert {Path(line) for line in capsys.readouterr().out.splitlines()} == {
+        tmp_path / name for name in ("cpu.html", "cpu.md", "gfx942.html", "gfx942.md", "index.html")}
+    (tmp_path / "gfx942.jsonl").unlink()
+    assert cli.main(["report", str(tmp_path)]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2  # of one run no overview
+    (tmp_path / "notes.jsonl").write_text("{}\n")
+    assert cli.main(["report", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: {tmp_path / 'notes.jsonl'}:1: ") and said.count("\n") == 1
+
+
 def test_the_page_says_which_toolchain_assembled(tmp_path: Path) -> None:
     def assembled(line: samples.Line, number: int) -> None:
         lowered(line, number)

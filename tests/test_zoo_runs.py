@@ -6,9 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import TextIO
+
+import pytest
 
 from conformance.cases.options import Selection
 from conformance.cases.rounds import Round
+from conformance.errors import ConformanceError
 from conformance.zoo import runs
 
 
@@ -25,3 +29,25 @@ def test_records_of_another_architecture_in_the_same_folder_are_no_records_of_th
     arch, results = runs.run(["moe_reduction"], Selection(archs=("cpu",)), Path(tmp_path), Round(), "a")
     assert arch == "cpu"
     assert [result["kernel"] for result in results] == ["here"]
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_records_that_lay_there_before_are_not_of_the_run(code, tmp_path, monkeypatch):
+    """As when pytest ends without a record: another zoo's, or somebody's own run, in the folder that --out names."""
+
+    def pytest_run(command: list[str], *, stdout: TextIO, **options: object) -> SimpleNamespace:
+        stdout.write("no tests ran\n")
+        return SimpleNamespace(returncode=code)
+
+    (tmp_path / "cpu.jsonl").write_text('{"type": "result", "kernel": "stale"}\n{"type": "end"}\n')
+    monkeypatch.setattr(subprocess, "run", pytest_run)
+    with pytest.raises(ConformanceError, match=f"pytest ended with {code}, without records, .*: no tests ran"):
+        runs.run(["moe_reduction"], Selection(archs=("cpu",)), Path(tmp_path), Round(), "a")
+
+
+def test_a_folder_that_cannot_be_written_to_is_one_line(tmp_path):
+    (tmp_path / "cpu.jsonl").mkdir()
+    for folder in (tmp_path, tmp_path / "cpu.jsonl" / "file" / "round-1"):
+        (tmp_path / "cpu.jsonl" / "file").touch()
+        with pytest.raises(ConformanceError, match="cannot be written to"):
+            runs.run(["moe_reduction"], Selection(archs=("cpu",)), folder, Round(), "a")

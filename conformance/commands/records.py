@@ -22,9 +22,9 @@ OK, FAILED = 0, 1
 DRIFT = 0.05
 
 _REPORT = """\
-Reads records (reports/ARCH.jsonl), writes ARCH.html and ARCH.md and prints their paths; for several record files also
-an overview, index.html. Exit code 1 when the records hold failures or problems, or have no end line because the run
-was killed.
+Reads records (reports/ARCH.jsonl, or all that a directory holds), writes ARCH.html and ARCH.md and prints their paths;
+for several record files also an overview, index.html. Exit code 1 when the records hold failures or problems, or have
+no end line because the run was killed.
 """
 _MERGE = """\
 Joins the record files that 'pytest --shard I/N' left on several machines into one record file per architecture and its
@@ -47,7 +47,8 @@ extra 'ray'. Exit code as 'merge'.
 def add_to(add: Callable[[str, str, Callable[[argparse.Namespace], int], str], argparse.ArgumentParser]) -> None:
     """Declare the commands with the command line's own ``add``."""
     report = add("report", "make the HTML and Markdown pages of record files again", _report, _REPORT)
-    report.add_argument("records", metavar="RECORDS", type=Path, nargs="+", help="record files of runs, JSON lines")
+    report.add_argument("records", metavar="RECORDS", type=Path, nargs="+",
+                        help="record files of runs, JSON lines, or directories of them")
     report.add_argument("--out", metavar="DIR", type=Path, help="where the pages go (default: beside the first)")
 
     merge = add("merge", "one run from the records of all its shards", _merge, _MERGE)
@@ -95,10 +96,23 @@ def pages_of(records: list[Path], directory: Path) -> list[Path]:
     return pages
 
 
+def record_files(place: Path) -> list[Path]:
+    """The record files that a path names: itself, or every ``ARCH.jsonl`` of a directory. Raises ConformanceError for a
+    directory without any."""
+    if not place.is_dir():
+        return [place]
+    every = set(place.glob("*.jsonl"))
+    found = sorted(every - {path_beside(path) for path in every})  # timings stand beside records
+    if not found:
+        raise ConformanceError(f"{place}: a directory without record files: ARCH.jsonl is what pytest writes there")
+    return found
+
+
 def _report(args: argparse.Namespace) -> int:
     reports = reports_folder()
+    files = [path for place in args.records for path in record_files(place)]
     try:
-        read = {path: reports.read_records(path) for path in args.records}
+        read = {path: reports.read_records(path) for path in files}
     except reports.ReportError as error:
         raise ConformanceError(str(error)) from None
     seen: dict[str, Path] = {}
@@ -107,7 +121,7 @@ def _report(args: argparse.Namespace) -> int:
         if other != path:
             raise ConformanceError(f"{other} and {path} are both runs on {records.run.arch}, whose pages have one "
                                    "name: make them apart, with --out; 'python -m conformance diff' compares the two")
-    for page in pages_of(args.records, args.out or args.records[0].parent):
+    for page in pages_of(files, args.out or files[0].parent):
         print(page)
     found = [f"{path}: {complaint}" for path, records in read.items() for complaint in _complaints(records)]
     for complaint in found:

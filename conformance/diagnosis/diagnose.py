@@ -20,12 +20,15 @@ from conformance.diagnosis.evidence import Evidence, Measured
 from conformance.diagnosis.faulty_casts import casts
 from conformance.diagnosis.predictions import Predictions
 from conformance.diagnosis.regions import region
+from conformance.formats import bits, ulps_apart
 from conformance.operator import Fault
 
 FIRST = 4  # failures of one kernel in one process that are all diagnosed; then each time their number has doubled
 SECONDS = 60.0  # for all diagnoses of one process
 PROBE = 2  # number of the poison whose rows all differ
 ENOUGH = 0.5  # of the wrong elements: what explains fewer is no explanation
+OTHER_ROUNDING = "other-rounding"
+REACHED = "promise='within-budget' is the level that it reaches"
 _WORTH = 0.6  # of the best fit to the failure: what fits less is not tried on further observations
 _LOW_BITS = 22  # fewer good bits than this are named as low precision
 
@@ -178,9 +181,15 @@ def _faulty(evidence: Evidence, faults: Iterable[Fault], known: Predictions) -> 
 
 
 def _by_place(evidence: Evidence) -> Diagnosis:
-    """What can be said where no explanation fits: few bits, one element, one tile, or only where."""
+    """What can be said where no explanation fits: that it is right, few bits, one element, one tile, or only where."""
     place = region(evidence.wrong)
     assert place is not None
+    if evidence.kept:
+        found, golden = (bits(one)[evidence.wrong].view(one.dtype) for one in (evidence.result, evidence.golden))
+        apart = ulps_apart(found, golden)
+        return Diagnosis(OTHER_ROUNDING, "correct within its budget, but in another order or with other roundings than "
+                         f"the golden's: off by {_ulps(int(apart[0]))} at the first element that differs, by "
+                         f"{_ulps(int(apart.max()))} at most; {REACHED}", 0.0, place.count)
     last = (place.shape[0] - 1, place.shape[1] - 1)
     if place.single:
         key = "last-element" if (place.rows[0], place.columns[0]) == last else "one-element"
@@ -191,6 +200,10 @@ def _by_place(evidence: Evidence) -> Diagnosis:
     if digits is not None and digits < _LOW_BITS:
         return Diagnosis("low-precision", f"the sum has about {digits} good bits where fp32 has 24", 1.0, place.count)
     return Diagnosis("unexplained", f"no known fault explains it; wrong {place.text}", 0.0, place.count)
+
+
+def _ulps(count: int) -> str:
+    return "the sign of a zero" if count == 0 else f"{count} ULP{'s' * (count > 1)}"
 
 
 def _good_bits(evidence: Evidence) -> int | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from conformance.formats import BY_DTYPE, Format, bits
+from conformance.formats import BY_DTYPE, Format, bits, cast
 from conformance.launching.guards import unwritten
 from conformance.operator import Call, Reference
 from conformance.verdicts.measurement import element_errors, nan_disagrees
@@ -33,7 +33,8 @@ class Evidence:
     """A result [T, H] with its golden, and a sample of its columns.
 
     wrong: mask [T, H]. left: mask of elements that still hold the output's poison. columns int64 [C]. The other
-    tensors are [T, C]: exact value fp64 and its error fp32, both before the cast.
+    tensors are [T, C]: exact value fp64 and its error fp32, both before the cast. kept: the result holds every rule but
+    that its bits are the golden's, which was promised; what differs from those counts as wrong.
     """
 
     call: Call
@@ -45,6 +46,7 @@ class Evidence:
     columns: Tensor
     exact: Tensor
     error: Tensor
+    kept: bool = False
 
     @property
     def form(self) -> Format:
@@ -76,19 +78,28 @@ class Evidence:
         error = self.error.nan_to_num(nan=0.0, posinf=0.0)  # where the sum is not finite
         return result, value, off, 4 * error.amax(dim=1, keepdim=True).double()
 
+    @functools.cached_property
+    def _like_exact(self) -> int:
+        """How many wrong elements are the exact sums, rounded once."""
+        rounded = cast(self.exact.float(), self.result.dtype)
+        return int((self.sampled_wrong & (bits(self.sampled(self.result)) == bits(rounded))).sum())
+
     def measure(self, predicted: Tensor) -> Measured:
         """How well a prediction [T, C] fits.
 
         An element is predicted when its bits are, or nearly its value: within the roundings of a sum, and far
-        nearer than the golden is. Zeros of the wrong sign are predicted by their bits alone.
+        nearer than the golden is. Zeros of the wrong sign are predicted by their bits alone, and so are results that
+        are right but for their bits, by what predicts more of them than the exact sum does.
         """
         result, value, off, allowed = self._found
         equal = (bits(result) == bits(predicted)) | (value.isnan() & predicted.double().isnan())
         distance = (value - predicted.double()).abs().nan_to_num(nan=torch.inf, posinf=torch.inf)
         near = distance <= allowed + 4 * self.form.half_ulp(value.abs().nan_to_num(nan=0.0, posinf=0.0))
-        near &= distance.isfinite()
+        near &= distance.isfinite() & (not self.kept)
         hit = equal | (near & (distance <= off / 4) & (off > 0))
         wrong = self.sampled_wrong
+        if self.kept and int((wrong & equal).sum()) <= self._like_exact:
+            equal = hit = torch.zeros_like(equal)
         return Measured(int((wrong & hit).sum()), int((~wrong & ~(equal | near)).sum()), wrong & ~hit,
                         int((wrong & equal).sum()))
 
@@ -110,12 +121,13 @@ def gather(result: Tensor, call: Call, reference: Reference, poison: int) -> Evi
         wrong |= differs & ~both_zero
     if call.bitwise_rows is not None:
         wrong |= differs & call.bitwise_rows[:, None]
-    if not bool(wrong.any()):  # promised bit-exact: what differs at all is wrong
+    kept = not bool(wrong.any())
+    if kept:  # promised bit-exact: what differs at all is wrong
         wrong = differs
     columns = _sample(wrong, call)
     exact = torch.cat([rows.value[:, columns] for rows in chunks])
     error = torch.cat([rows.error[:, columns].float() for rows in chunks])
-    return Evidence(call, result, golden, wrong, unwritten(result, poison), poison, columns, exact, error)
+    return Evidence(call, result, golden, wrong, unwritten(result, poison), poison, columns, exact, error, kept)
 
 
 def _sample(wrong: Tensor, call: Call) -> Tensor:

@@ -98,6 +98,7 @@ class _Fit:
 
 
 _PLACED = {"unwritten", "zeroed"}
+UNNAMED = frozenset({"unexplained", "one-element", "last-element"})  # keys of what no fault explains
 _WORTH = 0.6  # of the best fit to the failure: what fits less is not tried on further launches
 
 

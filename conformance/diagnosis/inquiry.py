@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from conformance.diagnosis.diagnose import PROBE, Allowance, Diagnosis, diagnose
-from conformance.diagnosis.evidence import gather
-from conformance.diagnosis.exact import Observed, diagnose_exact
+from conformance.diagnosis.diagnose import PROBE, REACHED, Allowance, Diagnosis, diagnose
+from conformance.diagnosis.evidence import Evidence, gather
+from conformance.diagnosis.exact import UNNAMED, Observed, diagnose_exact
 from conformance.diagnosis.nearby import brought_evidence, brought_outputs
 from conformance.formats import bits
 from conformance.launching.launch import Launched, Launcher
@@ -42,7 +42,7 @@ def explain(verdict: Verdict, launcher: Launcher, launched: Launched, joint: Joi
         with allowance, contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
             failure = _Failure(launcher, launched, joint, name)
             found = (_of_exact_outputs(failure, first, verdict.kind) if reference.exact else
-                     _diagnosis(failure, first.references.of[name]))
+                     _diagnosis(failure, first.references.of[name], verdict.kind))
     except Exception as error:  # the failure itself must be reported whatever happens here
         return replace(verdict, message=f"{verdict.message} (no diagnosis: {type(error).__name__}: {error})")
     if found is None:
@@ -116,23 +116,32 @@ def _of_exact_outputs(failure: _Failure, first: Joint, kind: str) -> Diagnosis |
     launches = [observed(launched.results, launched.poison)]
     if not failure.of_another_call and (again := failure.again(1 - launched.poison)) is not None:
         launches.append(observed(again, 1 - launched.poison))  # what the poison is by chance is not so twice
-    if failure.of_another_call:
-        return diagnose_exact(launched.call, launches, faults, failure.joint.predictions)
-    return diagnose_exact(*brought_outputs(launched.call, launches), faults, failure.joint.predictions)
+    known = failure.joint.predictions
+    found = (diagnose_exact(launched.call, launches, faults, known) if failure.of_another_call else
+             diagnose_exact(*brought_outputs(launched.call, launches), faults, known))
+    if found is None or kind != "bits" or found.key not in UNNAMED:
+        return found
+    return Diagnosis("other-order", f"right, but in another order than the golden's; {REACHED}", 0.0, found.wrong)
 
 
-def _diagnosis(failure: _Failure, first: Reference) -> Diagnosis | None:
-    """``first``: the output's reference of the launcher's own call, where the launch was of another."""
+def _diagnosis(failure: _Failure, first: Reference, kind: str) -> Diagnosis | None:
+    """``first``: the output's reference of the launcher's own call, where the launch was of another. kind: of the
+    verdict; of others than "bits" a result that is right by itself is not what failed."""
     part, launcher, reference = failure.part, failure.launcher, failure.reference
     if not failure.of_another_call and (history := _history(failure)) is not None:
         return failure.by_history(history)
-    observed = [gather(part.result.clone(), part.call, reference, part.poison)]
+
+    def observe(result: Tensor, poison: int) -> Evidence:
+        found = gather(result, part.call, reference, poison)
+        return found if kind == "bits" else replace(found, kept=False)
+
+    observed = [observe(part.result.clone(), part.poison)]
     faults = launcher.operator.faults
     if failure.of_another_call:
         return diagnose(observed, faults, tuple(_remembered(launcher, first, failure.name)))
     if faults and (again := failure.again(PROBE)) is not None:  # a poison whose rows all differ
         # What is not written is not written again: the probe is held to the places seen first.
-        observed.append(replace(gather(again[failure.name], part.call, reference, PROBE), left=observed[0].left))
+        observed.append(replace(observe(again[failure.name], PROBE), left=observed[0].left))
     found = diagnose(brought_evidence(observed), faults, predictions=failure.joint.predictions)
     if found is not None and part.config is not None:
         known = launcher.kernel.configs[:_MOST_CONFIGS]

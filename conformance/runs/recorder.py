@@ -50,7 +50,7 @@ class Recorder:
         self.causes: Counter[tuple[str, str]] = Counter()  # of the failures that were diagnosed
         self._counted: dict[bytes, tuple[str, str, str]] = {}  # by digest: of 100 000 results nothing else is kept
         self._alike: dict[tuple[str, str, str], tuple[str, str, str]] = {}
-        self._lanes: Counter[tuple[str, str]] = Counter()
+        self._lanes: Counter[tuple[str, str, str]] = Counter()  # kernel, state, lane
         self._size = 0  # bytes of whole lines in the file
         self._lost = 0
         self._error = ""
@@ -90,9 +90,14 @@ class Recorder:
         self._count(kernel, *counted, 1)
         self._write(result)
 
-    def lanes_of(self, kernel: str) -> dict[str, int]:
-        """How many of a kernel's cases were taken to a lane below execution, by lane."""
-        return {lane: n for (name, lane), n in self._lanes.items() if name == kernel and lane != "execute" and n}
+    def counts_of(self, kernel: str) -> list[str]:
+        """A kernel's results in words, as "3 fail": by state, and by lane where they were not executed: no pass."""
+        not_run, found = self.by_kernel[kernel]["not-run"], []
+        for (name, state, lane), count in sorted(self._lanes.items()):
+            below = lane not in ("", "execute")
+            word = f"reached lane {lane} (not executed)" if state == "pass" else f"{state} in lane {lane}"
+            found += [f"{count} {word if below else state}"] if name == kernel and count else []
+        return [*found, *([f"{not_run} not-run"] if not_run else [])]
 
     def _count(self, kernel: str, state: str, why: str, lane: str, by: int) -> None:
         self.states[state] += by
@@ -100,7 +105,7 @@ class Recorder:
         if state == "not-run":
             self.reasons[kernel, why] += by
             return
-        self._lanes[kernel, lane] += by
+        self._lanes[kernel, state, lane] += by
         if why:
             self.causes[kernel, why] += by
 

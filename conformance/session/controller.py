@@ -106,7 +106,7 @@ class Controller:
         self.recorders[arch].add(result)
         if arch in self.timings:
             self.timings[arch].add(result, timing)
-        report.conformance = {"kernel": result["kernel"], "kind": result["kind"]}  # pytest keeps every report
+        report.conformance = {key: result[key] for key in ("kernel", "kind", "lane")}  # pytest keeps every report
         self.display.progress()
 
     def crashed(self, planned: Planned, report: Any, death: Death) -> None:

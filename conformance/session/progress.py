@@ -81,11 +81,9 @@ class Display:
             self.terminal.section(f"conformance on {arch}: {run['device']}")
             tiers = ", ".join(f"{tier} {count}" for tier, count in sorted(run["tier_counts"].items()))
             write(f"{tiers} cases; {run['sizes']} sizes; {run['data']} data")
-            for name, states in recorder.by_kernel.items():
-                counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items()) if count)
-                short = recorder.lanes_of(name)
-                only = "".join(f", {count} only in lane {lane}" for lane, count in short.items())
-                write(f"  {name}: {run['planned'].get(name, 0)} planned: {counts or 'nothing done'}{only}")
+            for name in recorder.by_kernel:
+                counts = ", ".join(recorder.counts_of(name))
+                write(f"  {name}: {run['planned'].get(name, 0)} planned: {counts or 'nothing done'}")
             if not run.get("here", True):
                 write(f"  nothing was executed: {arch} is not here")
             for (kernel, reason), count in sorted(recorder.reasons.items()):
@@ -108,14 +106,21 @@ def _pause(passed: float) -> float:
     return min(_LONGEST, max(_FIRST, passed / 12))
 
 
+def category_of(report: Any) -> str:
+    """What pytest counts a case as: its outcome, or that it was not executed, which is no pass."""
+    lane = report.conformance.get("lane", "")
+    return "not executed" if report.passed and lane not in ("", "execute") else str(report.outcome)
+
+
 def keep_one_of_many(terminal: Any, report: Any) -> None:
-    """Of cases that passed pytest only needs their number: it keeps the report of the first for all of them, unless its
-    summary is to list them or their times."""
+    """Of cases that did not fail pytest only needs their number: it keeps the report of the first for all of them,
+    unless its summary is to list them or their times."""
     if terminal is None or not report.passed or not hasattr(report, "conformance"):
         return
-    option, passed = terminal.config.option, terminal.stats.get("passed")
-    if passed and passed[-1] is report and not option.durations and not set(terminal.reportchars) & set("pPA"):
-        passed[-1] = terminal.__dict__.setdefault("_conformance_passed", report)
+    category, option = category_of(report), terminal.config.option
+    kept = terminal.stats.get(category)
+    if kept and kept[-1] is report and not option.durations and not set(terminal.reportchars) & set("pPA"):
+        kept[-1] = terminal.__dict__.setdefault(f"_conformance {category}", report)
 
 
 @contextlib.contextmanager

@@ -27,18 +27,22 @@ def run(names: Sequence[str], selection: Selection, directory: Path, this: Round
     The selection has one architecture. this: the round that it is; None: all cases of every mutant. seconds: the time
     limit of a case. Raises ConformanceError when pytest could not run, or not to its end.
     """
-    directory.mkdir(parents=True, exist_ok=True)
-    log = directory / "pytest.txt"
+    (arch,) = chosen_archs(selection.archs)  # another one's records may lie there, of an earlier zoo
+    log, records = directory / "pytest.txt", directory / f"{arch}.jsonl"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        records.unlink(missing_ok=True)  # whoever wrote them: what is read afterwards is of this run
+    except OSError as error:
+        raise ConformanceError(f"{error.filename}: cannot be written to: {error.strerror}") from None
     told = {} if this is None else {VARIABLE: this.text()}
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     with log.open("w", encoding="utf-8") as file:
         code = subprocess.run(line(names, selection, directory, words, seconds), cwd=ROOT, stdout=file, stderr=file,
                               check=False, env=os.environ | told | {"PYTHONPATH": path}).returncode
-    (arch,) = chosen_archs(selection.archs)  # another one's records may lie there, of an earlier zoo
-    records = directory / f"{arch}.jsonl"
     if code not in (0, 1) or not records.exists():
         tail = " / ".join(log.read_text(encoding="utf-8").strip().splitlines()[-3:])
-        raise ConformanceError(f"pytest ended with {code} on the mutants of {', '.join(names)}: {tail}")
+        how = f"{code}" if records.exists() else f"{code}, without records,"
+        raise ConformanceError(f"pytest ended with {how} on the mutants of {', '.join(names)}: {tail}")
     return arch, list(read_results(records))
 
 

@@ -18,13 +18,14 @@ import torch
 from conformance.case import Case
 from conformance.case import data_seed as seed_without
 from conformance.errors import ConformanceError
+from references.moe_gemm_2stage import mx
 from references.moe_gemm_2stage.dtypes import MODES, Mode, check
 from references.moe_gemm_2stage.rounding import OUTPUTS
 from references.moe_gemm_2stage.storage import STORED
 
 ROUTINGS = ("skewed", "even", "one_expert", "sentinel")
 DATA = ("real", "coded", "exact", "zero_rows", "large", "larger", "overflow", "nonfinite", "nan_weights",
-        "scales", "block_tops")
+        "nan_blocks", "scales", "block_tops", "subnormal_channels", "subnormal_rows")
 DOWEIGHT = {"none": "none", "after": "after", "gate": "gate", "gate_and_up": "gate-and-up"}
 _REDUCED_BLOCK, _REDUCED_TOKENS, _REDUCED_EXPERTS = 16, 33, 20
 # Parameters that change neither the data nor the routes, so that the cases which differ in them share both.
@@ -97,12 +98,21 @@ def data_of(case: Case) -> str:
     data makes silu exact; nor, where "exact" ones are asked for, sums that are kept in 16 bits. "zero_rows": some rows
     are zeros. "large": results at the end of fp16's range; "larger" and "overflow": many beyond it, of stage 1 and of
     stage 2. "nonfinite": some rows hold a NaN or an infinity, or a scale that is NaN. "nan_weights":
-    some channels of weights do. "scales": e8m0 scales at both ends of their range. "block_tops": blocks between the
-    stages whose largest magnitude is where the rules of e8m0 scales part. Raises ConformanceError where there are none,
+    some channels of weights do. "nan_blocks": some blocks have a scale that is NaN, and products of one sign, none
+    of them 0. "scales": e8m0 scales at both ends of their range. "subnormal_channels", "subnormal_rows":
+    fp32 scales on either side of 2^-126. "block_tops": blocks between the stages whose largest magnitude is where the
+    rules of e8m0 scales part. Raises ConformanceError where there are none,
     and where what comes of them is unspecified."""
     wanted = choice(case, "data", DATA, "real")
     if wanted in ("scales", "block_tops") and not MODES[case.get("in")].microscaled:
         raise ConformanceError(f"case {case.id}: data:{wanted} needs e8m0 scales, which in:{case.get('in')} has not")
+    if wanted == "nan_blocks" and MODES[case.get("in")].weight not in mx.ELEMENTS:
+        raise ConformanceError(f"case {case.id}: data:{wanted} needs weights with e8m0 scales, which in:"
+                               f"{case.get('in')} has not")
+    if (wanted == "subnormal_rows" and not MODES[case.get("in")].row_quantised) or (
+            wanted == "subnormal_channels" and MODES[case.get("in")].weight not in ("fp8", "int8", "int4", "int4_g32")):
+        raise ConformanceError(f"case {case.id}: data:{wanted} needs fp32 scales, which those of in:{case.get('in')} "
+                               "are not")
     chained, mode = case.operator == "moe_gemm_2stage", MODES[case.get("in")]
     if wanted in ("nonfinite", "larger") and chained and mode.row_quantised:
         raise ConformanceError(f"case {case.id}: data:{wanted} makes rows NaN or infinite that are re-quantised, of "

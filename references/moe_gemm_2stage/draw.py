@@ -14,103 +14,42 @@ import torch
 from torch import Tensor
 
 from conformance.data.arithmetic import divided
-from conformance.data.generate import fill_rows, integers, uniform
+from conformance.data.generate import integers, uniform
 from conformance.data.routing import as_mask
 from references.moe_gemm_2stage import mx, operands
 from references.moe_gemm_2stage.cases import Extents
 from references.moe_gemm_2stage.dtypes import Mode
+from references.moe_gemm_2stage.extremes import fours, is_top, of_range, shifted, tops
 from references.moe_gemm_2stage.operands import Operand
+from references.moe_gemm_2stage.payloads import blocks, coded, decades, numbers, positive
 
 _SPREAD = 5.0  # standard deviation of ``numbers``
 # Factors of rows and of w2. "larger": many results of stage 1 are beyond fp16; "overflow": of stage 2, none of stage 1.
 _OF_ROWS = {"large": 256.0, "larger": 2.0**11, "overflow": 32.0}
 _OF_W2 = {"large": 256.0, "overflow": 2.0**15}
-_TOPS = ((6.0, 2.0, 0.0, 0.0), (6.0, 6.0, 0.0, 0.0), (6.0, 6.0, 2.0, 0.0), (6.0, 6.0, 3.0, 0.5))  # see `_tops`
 _ROUTING_SEED, _WEIGHT_SEED, _SCALE_SEED, _MASK_SEED, _BLOCK_SEED = 101, 202, 303, 404, 505
 _SHIFT = 119  # of e8m0 codes, down of rows and up of w1 or w2: many codes of rows are 0, 2^-127, then
-
-
-def numbers(rows: int, width: int, seed: int, device: torch.device) -> Tensor:
-    """fp32 [rows, width]: multiples of 1/16 in [-8.5, 8.5]."""
-    coarse = fill_rows(torch.empty((rows, width), device=device), "exact", seed)
-    fine = fill_rows(torch.empty((rows, width), device=device), "exact", seed + 50021)
-    return coarse.add_(fine.mul_(1 / 16))
-
-
-def decades(count: int, seed: int, device: torch.device) -> Tensor:
-    """fp32 [count, 1]: between 2^-8 and 2, evenly over the exponents; the first and the last are among the larger."""
-    exponent = integers((count,), -8, 1, seed, device)
-    exponent[:1] = exponent[-1:] = -1
-    return torch.ldexp(1.0 + uniform((count,), seed + 1, device), exponent)[:, None]
-
-
-def coded(rows: int, width: int, first: int, device: torch.device) -> Tensor:
-    """fp32 [rows, width]: integers from -3 to 3 that tell rows and columns apart, with any row numbered ``first``."""
-    row = torch.arange(first, first + rows, device=device)[:, None]
-    column = torch.arange(width, device=device)[None, :]
-    return (((row * row * 5 + row * 3 + column * (2 + row % 5) + column // 16) % 7) - 3).float()
+_SUBNORMAL = ("subnormal_channels", "subnormal_rows")
 
 
 def rows_of(count: int, width: int, mode: Mode, data: str, encoding: str, seed: int, device: torch.device) -> Operand:
     """Activations [count, width]."""
     if data == "coded" and mode.microscaled:
-        return Operand(coded(count, width, seed % 97, device), factors=_blocks(count, width, 1, seed, device))
+        return Operand(coded(count, width, seed % 97, device), factors=blocks(count, width, 1, seed, device))
     if data == "coded":
         return Operand(coded(count, width, seed % 97, device), scale=_powers(count, mode.activation, seed, device))
+    if data == "nan_blocks":
+        return operands.activation(positive(count, width, seed, device), mode)
+    if data in _SUBNORMAL:
+        found = operands.activation(positive(count, width, seed, device), mode, encoding)
+        return of_range(found, data == "subnormal_rows", mode, width, seed + _SCALE_SEED)
     if data == "block_tops":
-        return _fours(count, width, device)
+        return fours(count, width, device)
     value = divided(numbers(count, width, seed, device), _SPREAD) * decades(count, seed + _SCALE_SEED, device)
     if mode.microscaled:
-        value *= _blocks(count, width, 0, seed + _BLOCK_SEED, device)
+        value *= blocks(count, width, 0, seed + _BLOCK_SEED, device)
     found = operands.activation(_of_kind(value, data), mode, encoding)
-    return _shifted(found, -_SHIFT) if data == "scales" else found
-
-
-def _blocks(rows: int, width: int, most: int, seed: int, device: torch.device) -> Tensor:
-    """fp32 [rows, width]: a power of two for each block of 32, 2^(most - 3) to 2^most: neighbours mostly differ."""
-    exponent = integers((rows, width // mx.BLOCK), most - 3, most + 1, seed, device)
-    return torch.exp2(exponent.float()).repeat_interleave(mx.BLOCK, dim=-1)
-
-
-def _shifted(of: Operand, power: int) -> Operand:
-    """Every other block's scale multiplied by 2^power, as far as e8m0 has such a number."""
-    assert of.factors is not None
-    codes = mx.encode_e8m0(of.factors)
-    moved = (codes.int() + power).clamp(0, mx.E8M0_NAN - 1).to(torch.uint8)
-    odd = torch.arange(codes.shape[-1], device=codes.device) // mx.BLOCK % 2 == 1
-    return replace(of, factors=mx.decode_e8m0(torch.where(odd, codes, moved)))
-
-
-def _fours(rows: int, width: int, device: torch.device) -> Operand:
-    """Rows that are one power of two in four columns side by side, and 0 elsewhere."""
-    row = torch.arange(rows, device=device)
-    group = row * 5 % (width // 4)
-    payload = torch.where(torch.arange(width, device=device)[None] // 4 == group[:, None], 2.0, 0.0)
-    return Operand(payload, factors=torch.exp2((row % 3).float())[:, None].expand(rows, width).contiguous())
-
-
-def _is_top(inter: int, device: torch.device) -> Tensor:
-    """bool [I]: the channels that are the largest of their blocks, one in each."""
-    channel = torch.arange(inter, device=device)
-    return channel % mx.BLOCK == (5 + 3 * (channel // mx.BLOCK)) % mx.BLOCK
-
-
-def _tops(rows: int, width: int, mode: Mode, expert: int, seed: int, device: torch.device) -> Operand:
-    """Weights [1, 2 I, width] by which `_fours` become blocks of I whose largest magnitude is 8, 12, 14 or 15.5 times a
-    power of two, in turn, where the rules of scales part. The gate is a power of two so large that SiLU leaves it as it
-    is. All else are odd and even multiples of what a right scale's smallest step is: for e2m1 of half of that power,
-    for e4m3 of what is subnormal beside the largest magnitude."""
-    inter = rows // 2
-    channel, column = torch.arange(inter, device=device), torch.arange(width, device=device) % 4
-    kind = (channel // mx.BLOCK + expert) % len(_TOPS)
-    rest = coded(inter, width, 11 * expert + seed % 89, device)
-    rest = rest * torch.tensor([1.0, 0.5, 0.0, 0.0], device=device)[column]
-    is_top = _is_top(inter, device)
-    up = torch.where(is_top[:, None], torch.tensor(_TOPS, device=device)[kind][:, column], rest)
-    small = 2.0**-13 if mode.activation == "mxfp8" else 1.0
-    gate = torch.where(column == 0, 4.0, 0.0).expand(inter, width)
-    factors = torch.cat([torch.full((inter,), 8.0, device=device), torch.where(is_top, 1.0, small)])
-    return Operand(torch.cat([gate, up])[None], factors=factors[None, :, None].expand(1, rows, width).contiguous())
+    return shifted(found, -_SHIFT) if data == "scales" else found
 
 
 def _of_kind(value: Tensor, data: str) -> Tensor:
@@ -124,9 +63,12 @@ def smoothed_rows(count: int, width: int, mode: Mode, data: str, encoding: str, 
                   ) -> Operand:
     """int8smooth: activations [T, k, width] after multiplication by the factor of each slot's expert."""
     value = divided(numbers(count, width, seed, ids.device), _SPREAD) * decades(count, seed + _SCALE_SEED, ids.device)
-    value = _of_kind(value, data)
+    value = positive(count, width, seed, ids.device) if data in _SUBNORMAL else _of_kind(value, data)
     factors = smoothing(experts, width, seed + 7, ids.device)
-    return operands.activation(operands.smoothed(value[:, None], factors, ids), mode, encoding)
+    found = operands.activation(operands.smoothed(value[:, None], factors, ids), mode, encoding)
+    if data not in _SUBNORMAL:
+        return found
+    return of_range(found, data == "subnormal_rows", mode, width, seed + _SCALE_SEED)
 
 
 def smoothing(experts: int, width: int, seed: int, device: torch.device) -> Tensor:
@@ -141,14 +83,19 @@ def weight_of(expert: int, rows: int, width: int, mode: Mode, data: str, encodin
     if data == "coded":
         value = coded(rows, width, 11 * expert + seed % 89, device)[None]
         if mode.weight in mx.ELEMENTS:
-            return Operand(value, factors=_blocks(rows, width, 1, seed, device)[None])
+            return Operand(value, factors=blocks(rows, width, 1, seed, device)[None])
         scale = _powers(rows, mode.weight, seed, device)
         if mode.weight == "int4_g32":
             assert scale is not None
             return Operand(value, factors=scale[None, :, None].expand(1, rows, width))
         return Operand(value, scale=None if scale is None else scale[None])
+    if data == "nan_blocks":
+        return operands.weight(divided(positive(rows, width, seed, device), width)[None], mode)
+    if data in _SUBNORMAL:
+        found = operands.weight(positive(rows, width, seed, device)[None], mode, encoding)
+        return of_range(found, data == "subnormal_channels", mode, width, seed + _SCALE_SEED)
     if data == "block_tops" and gated:
-        return _tops(rows, width, mode, expert, seed, device)
+        return tops(rows, width, mode, expert, seed, device)
     value = divided(numbers(rows, width, seed, device), _SPREAD * math.sqrt(width))
     if gated:
         gate = value[: rows // 2]
@@ -157,12 +104,23 @@ def weight_of(expert: int, rows: int, width: int, mode: Mode, data: str, encodin
     if not gated:  # stage 2 is linear in its rows, stage 1 quadratic
         value *= _OF_W2.get(data, 1.0)
     if mode.weight in mx.ELEMENTS:
-        value *= _blocks(rows, width, 0, seed + _BLOCK_SEED, device)
-    found = operands.weight(value[None], mode, encoding)
+        value *= blocks(rows, width, 0, seed + _BLOCK_SEED, device)
+    found = _with_lowest(operands.weight(value[None], mode, encoding), mode)
     if data == "block_tops":  # beside a block's largest number the others would not be seen in every other sum
-        hidden = _is_top(width, device) & (torch.arange(rows, device=device) % 2 == 0)[:, None]
+        hidden = is_top(width, device) & (torch.arange(rows, device=device) % 2 == 0)[:, None]
         found = replace(found, payload=found.payload.masked_fill(hidden, 0.0))
-    return _shifted(found, _SHIFT) if data == "scales" else found
+    return shifted(found, _SHIFT) if data == "scales" else found
+
+
+def _with_lowest(of: Operand, mode: Mode) -> Operand:
+    """Of integers every other number that is as far below 0 as quantisation goes one lower: the code that negation and
+    abs() leave negative."""
+    largest = {"int8": 127.0, "int4": 7.0, "int4_g32": 7.0}.get(mode.weight)
+    if largest is None:
+        return of
+    row, column = (torch.arange(size, device=of.payload.device) for size in of.payload.shape[-2:])
+    lowest = (of.payload == -largest) & ((row[:, None] + column) % 2 == 0)
+    return replace(of, payload=of.payload - lowest.float())
 
 
 def _powers(count: int, form: str, seed: int, device: torch.device) -> Tensor | None:

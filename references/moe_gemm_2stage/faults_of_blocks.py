@@ -113,7 +113,20 @@ def _expanded(factors: Tensor) -> Tensor:
     return factors[..., :1].expand(factors.shape)
 
 
+def _infinite(factors: Tensor) -> Tensor:
+    return factors.masked_fill(factors.isnan(), torch.inf)
+
+
+def _both_infinite(r: Reading) -> Reading | None:
+    """Of rows, where they have e8m0 scales, and of weights."""
+    found = _weights(_scales(_infinite))(r)
+    return found and (_rows(_scales(_infinite))(found) or found)
+
+
 BLOCKS = (
+    fault("e8m0-255", "an e8m0 scale of 255 is infinity and not NaN", _both_infinite),
+    fault("e8m0-255", "an e8m0 scale of 255 is infinity and not NaN in rows", _rows(_scales(_infinite))),
+    fault("e8m0-255", "an e8m0 scale of 255 is infinity and not NaN in weights", _weights(_scales(_infinite))),
     fault("e8m0-shifted", "e8m0 scales of rows are shifted into a number: byte 0 becomes 0", _rows(_scales(_shifted))),
     fault("e8m0-shifted", "e8m0 scales of weights are shifted into a number: byte 0 becomes 0",
           _weights(_scales(_shifted))),

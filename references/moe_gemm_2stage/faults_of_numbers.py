@@ -94,6 +94,20 @@ def _weights(function: Callable[[Reading, Operand, Tensor], Operand | None]) -> 
     return change
 
 
+def _flushed(scale: Tensor) -> Tensor:
+    return scale.masked_fill(scale.abs() < torch.finfo(torch.float32).tiny, 0.0)
+
+
+def _all_flushed(r: Reading) -> Reading | None:
+    """All fp32 scales: those of rows and of channels or groups."""
+    changes = (_rows(lambda s, row, routes: _flushed(s[row])), _channels(lambda s, e, c: _flushed(s[e[:, None], c])),
+               _groups(_flushed) if r.mode.weight == "int4_g32" else lambda r: None)
+    found: Reading | None = None
+    for change in changes:
+        found = change(found or r) or found
+    return found
+
+
 def _groups(function: Callable[[Tensor], Tensor | None]) -> Change:
     """Factors [E, N, K/32] of groups, changed."""
 
@@ -170,6 +184,18 @@ def _paired(stored: Tensor) -> Tensor:
 
 def _unsigned(stored: Tensor) -> Tensor:
     return layouts.unpack_int4(stored) & 15
+
+
+def _lowest(read_as: Callable[[float], float]) -> Change:
+    """Integer weights whose lowest code is taken for another number."""
+
+    def change(r: Reading, w: Operand, stored: Tensor) -> Operand | None:
+        lowest = {"int8": -128.0, "int4": -8.0, "int4_g32": -8.0}.get(r.mode.weight)
+        if lowest is None:
+            return None
+        return replace(w, payload=w.payload.masked_fill(w.payload == lowest, read_as(lowest)))
+
+    return _weights(change)
 
 
 def _without_last(tail: int) -> Change:
@@ -290,6 +316,11 @@ NUMBERS = (
           _channels(lambda s, e, c: s[e[:, None] * 0, c])),
     fault("channel-scale-power-of-two", "scales of channels are cut to powers of two",
           _channels(lambda s, e, c: s[e[:, None], c].log2().floor().exp2())),
+    fault("scale-flushed", "fp32 scales below 2^-126 count as 0", _all_flushed),
+    fault("scale-flushed", "fp32 scales of channels below 2^-126 count as 0",
+          _channels(lambda s, e, c: _flushed(s[e[:, None], c]))),
+    fault("scale-flushed", "fp32 scales of rows below 2^-126 count as 0",
+          _rows(lambda s, row, routes: _flushed(s[row]))),
     fault("gate-scale-for-up", "up is scaled by the gate's scales", _gate_for_up),
     fault("row-scale-missing", "the scales of rows are left out", _rows(lambda s, row, routes: None)),
     fault("row-scale-twice", "the scales of rows are applied twice", _rows(lambda s, row, routes: s[row] ** 2)),
@@ -308,6 +339,10 @@ NUMBERS = (
           _nibbles(lambda stored: layouts.unpack_int4(stored << 4 | stored >> 4))),
     fault("nibbles-paired", "the two nibbles of a byte are taken for neighbours", _nibbles(_paired)),
     fault("nibbles-unsigned", "4-bit weights are not sign-extended", _nibbles(_unsigned)),
+    fault("lowest-code-positive", "the lowest code of integer weights, -128 or -8, is read without its sign",
+          _lowest(lambda lowest: -lowest)),
+    fault("lowest-code-clamped", "the lowest code of integer weights, -128 or -8, is read as -127 or -7",
+          _lowest(lambda lowest: lowest + 1)),
     *(fault("k-tail-dropped", f"the last {tail} elements of the sum are left out", _without_last(tail))
       for tail in _TAILS),
     *(fault("k-tail-dropped", f"the sum ends with the last whole {tile} elements", _whole(tile))

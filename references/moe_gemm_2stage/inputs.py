@@ -58,7 +58,19 @@ class _Point:
 
     def spoilt(self, rows: Operand) -> Operand:
         """The rows, NaN in some of their scales where the data asks for it."""
-        return nonfinite.in_rows(rows, self.mode, self.seed + _SPOILT) if self.data == "nonfinite" else rows
+        lost = self.data == "nan_blocks" and self.chained  # between the stages infinity makes a block NaN as well
+        if self.data not in ("nonfinite", "nan_blocks") or lost:
+            return rows
+        return nonfinite.in_rows(rows, self.mode, self.seed + _SPOILT)
+
+    def spoilt_weight(self, one: Operand, name: str, expert: int) -> Operand:
+        """One expert's weights, NaN in some of their channels where the data asks for it."""
+        lost = False
+        if name == "w1" and self.chained:  # what a row with a NaN is re-quantised to is unspecified; as of rows
+            lost = self.mode.microscaled if self.data == "nan_blocks" else self.mode.row_quantised
+        if self.data not in ("nan_weights", "nan_blocks") or lost:
+            return one
+        return nonfinite.in_channels(one, name, expert, self.mode, self.chained, self.seed + _SPOILT)
 
     def spoil(self, stored: Tensor, *formats: str) -> None:
         """Put NaN and infinities into stored rows of these formats, where the data asks for it."""
@@ -192,9 +204,8 @@ def _add_weight(name: str, rows: int, width: int, seed: int, point: _Point, argu
                 places: list[Place]) -> None:
     """Expert by expert, so that fp32 values of one expert at a time are held; experts without a token get poison."""
     of, mode, device = point.of, point.mode, point.device
-    data = "real" if name == "w2" and point.chained and point.data == "scales" else point.data
-    if data == "nan_weights" and name == "w1" and point.chained and mode.row_quantised:
-        data = "real"  # what a row with a NaN is re-quantised to is unspecified
+    in_stage_1 = point.data in ("scales", "subnormal_channels", "subnormal_rows")
+    data = "real" if name == "w2" and point.chained and in_stage_1 else point.data
     used = torch.zeros(of.experts, dtype=torch.bool, device=device)
     used[point.local[point.local >= 0].long()] = True
     stored: Tensor | None = None
@@ -203,9 +214,7 @@ def _add_weight(name: str, rows: int, width: int, seed: int, point: _Point, argu
     for expert in used.nonzero().flatten().tolist() or [0]:
         one: Operand = draw.weight_of(expert, rows, width, mode, data, point.encoding, point.seed + seed, name == "w1",
                                       device)
-        if data == "nan_weights":
-            one = nonfinite.in_channels(one, name, expert, mode, point.chained, point.seed + _SPOILT)
-        value, scale = store_weight(one, mode, point.encoding)
+        value, scale = store_weight(point.spoilt_weight(one, name, expert), mode, point.encoding)
         if stored is None:
             stored = placed(value.new_zeros((of.experts, *value.shape[1:]), dtype=value.dtype))
             kept = None if scale is None or shape is None else placed(scale.new_zeros(shape))

@@ -28,8 +28,12 @@ _POLICIES = {
     "term or a partial sum, that infinity, NaN where both may be met, or the sum itself, as of who adds in fp32. Data "
     "for this has no published tolerance.",
     "fp8": "e4m3 as the operands' dtype says, OCP or FNUZ; re-quantisation saturates.",
+    "integers": "a weight may be any code, -128 and -8 too. Rows lie from -127 to 127, as quantisation by the largest "
+    "magnitude leaves them.",
     "e8m0": "a scale per 32 elements; byte 0 is 2^-127 and not 0, 255 is NaN, of a block's sums as well. Packed e2m1 "
     "has the even k in the low nibble. Scales of rows stand at the route's place in the sorted list.",
+    "subnormal scales": "count, in e8m0 and in fp32: none is flushed to 0. CUDA and HIP keep them unless told "
+    "otherwise, as by nvcc's -ftz=true, which -use_fast_math contains.",
     "order": "of sums within a row any; of slots in atomic mode any, each addition rounded to the output's format.",
 }
 _CHAIN = {
@@ -37,7 +41,8 @@ _CHAIN = {
     "bf16 by a cast, fp16 as it is; int8smooth is multiplied by smooth2 before. fp4 and a8w4 by blocks of 32. A row's "
     "scale and ratios are fp32 quotients, or products with reciprocals: beside a decision point either code is right. "
     "Of a row that is re-quantised to fp8 or int8 and holds a NaN or an infinity, nothing is said.",
-    "integer quantisation": "as the argument rule says: truncate cuts towards zero, nearest rounds half to even.",
+    "integer quantisation": "as the argument rule says: truncate cuts towards zero, nearest rounds to the nearest, and "
+    "ties either way: whether a ratio is one hangs on how it was divided. The golden rounds them half to even.",
     "e8m0 scale of a block": "as the argument rule says: floor, of MX 1.0; even, of the largest magnitude rounded to "
     "the element's mantissa; up, the least that does not saturate: 2^n for exactly 6 or 448 times 2^n. Elements to "
     "nearest even, saturating. A block that holds a NaN or an infinity has scale NaN.",

@@ -110,6 +110,15 @@ def _power_of_two(r: Reading, scale: Tensor) -> Tensor:
     return torch.exp2(torch.ceil(torch.log2(scale.abs().double()))).float().copysign(scale)
 
 
+def _reciprocal(scale: Tensor) -> Tensor:
+    """What dividing by the reciprocal multiplies by: 0 where that is infinite."""
+    return 1 / (1 / scale)
+
+
+def _flushed(scale: Tensor) -> Tensor:
+    return scale.masked_fill(scale.abs() < torch.finfo(torch.float32).tiny, 0.0)
+
+
 def _default_weights(r: Reading) -> Reading | None:
     if r.weights is not None:
         return None
@@ -183,12 +192,20 @@ FAULTS = (
           _weights(lambda r, w: w.roll(-1, 0))),
     fault("weights-compacted", "weights are counted over valid slots only", _weights(_compacted)),
     fault("weights-normalised", "the weights are divided by their sum over valid slots", _weights(_normalised)),
+    fault("weights-by-reciprocal", "rows are divided by the reciprocals of weights, which may be infinite",
+          _weights(lambda r, w: _reciprocal(w))),
+    fault("weights-flushed", "weights below 2^-126 count as 0", _weights(lambda r, w: _flushed(w))),
     fault("weights-default", "absent weights count as 1 / K", _default_weights),
     fault("x_sf-missing", "x_sf is left out", _x_sf(lambda r, s: None)),
     fault("x_sf-twice", "x_sf is applied twice", _x_sf(lambda r, s: s * s)),
     fault("x_sf-of-token", "x_sf is indexed by token, not by row", _row_scale(_token)),
     fault("x_sf-of-slot", "x_sf is indexed by slot, not by row", _row_scale(lambda r: _slot(r).expand(r.valid.shape))),
     fault("x_sf-power-of-two", "x_sf is rounded up to a power of two", _x_sf(_power_of_two)),
+    fault("x_sf-by-reciprocal", "rows are divided by the reciprocals of x_sf, which may be infinite",
+          _x_sf(lambda r, s: _reciprocal(s))),
+    fault("x_sf-flushed", "x_sf below 2^-126 counts as 0", _x_sf(lambda r, s: _flushed(s))),
+    fault("sf-by-reciprocal", "the sum is divided by the reciprocal of sf, which may be infinite", _sf(_reciprocal)),
+    fault("sf-flushed", "an sf below 2^-126 counts as 0", _sf(_flushed)),
     fault("sf-missing", "sf is left out", _sf(lambda sf: None)),
     fault("sf-twice", "sf is applied twice", _sf(lambda sf: sf * sf)),
     fault("sf-reciprocal", "the sum is divided by sf", _sf(lambda sf: 1 / sf)),

@@ -27,7 +27,8 @@ _SCALES = ("usual", "subnormal")  # of weights and x_sf
 _REDUCED_SEND, _REDUCED_TOKENS = 8, 61  # tokens in the tens, and no multiple of 32
 _CHANGING_ROWS = 1024
 _NO_DATA = ("weights", "out", "xsf", "launch", "poison", "model", "sf", "scales")  # change neither x nor positions
-_SUBNORMAL = 2.0**-130  # takes scales up to 8 below fp32's normal range
+# Takes scales of about 1 below fp32's normal range: far enough that reciprocals overflow, less far, and some not quite.
+_SUBNORMAL = (2.0**-130, 2.0**-126, 2.0**-124)
 _POISON = (float("nan"), 30000.0)  # one that spreads and one that is finite in every input format
 
 
@@ -125,7 +126,7 @@ def inputs(case: Case, sizes: str, device: torch.device, shared: Shared) -> Call
         if small and case.get("xsf") == "yes":  # a product of both that is subnormal would be rounded coarsely
             weights = torch.exp2(integers(tuple(positions.shape), 0, 3, seed + 2, device).float())
         elif small:
-            weights *= _SUBNORMAL
+            weights = _small(weights)
         if wide is not None and case.get("xsf") != "yes":
             weights *= torch.exp2(wide.float())[positions.clamp(min=0).long()]
         return placed(weights)
@@ -133,7 +134,7 @@ def inputs(case: Case, sizes: str, device: torch.device, shared: Shared) -> Call
     def build_x_sf() -> Tensor:
         x_sf = _row_scales(data, _scales(regime, (rows,), seed + 3, device, signed=True))
         if small:
-            x_sf *= _SUBNORMAL
+            x_sf = _small(x_sf)
         if wide is not None:
             x_sf *= torch.exp2(wide.float())
         return placed(x_sf[:, None])[:, 0] if all_strided else placed(x_sf)
@@ -177,6 +178,12 @@ def _row_scales(data: str, drawn: Tensor) -> Tensor:
         drawn[5::23], drawn[7::23] = -math.inf, math.nan
         drawn[2::5] = 0.0
     return drawn
+
+
+def _small(drawn: Tensor) -> Tensor:
+    """Scales times each of ``_SUBNORMAL`` in turn."""
+    turn = torch.arange(drawn.numel(), device=drawn.device) % len(_SUBNORMAL)
+    return drawn * torch.tensor(_SUBNORMAL, device=drawn.device)[turn].view(drawn.shape)
 
 
 def _poison(

@@ -75,12 +75,15 @@ _wrong("bias_rows", "SCALE", "e8m0 scales of rows have a bias of 128.", f"{_BIAS
        ("= _scaled(elements,", "= 0.5 * _scaled(elements,"))
 _wrong("scale_0", "SCALE", "An e8m0 scale of 0 is 0 and not 2^-127.", "e8m0-shifted", "12c",
        (_NAN, f"{_NAN}.masked_fill(codes == 0, 0.0)"))
-_wrong("scale_shifted", "SCALE", "An e8m0 scale is made by a shift: 0 is 0, and 255 infinity.", "e8m0-shifted", "12c",
+_wrong("scale_shifted", "SCALE", "An e8m0 scale is made by a shift: 0 is 0, and 255 infinity.",
+       "e8m0-shifted e8m0-255", "12c",  # on a case that has either of the two bytes
        (_POWERS, "return (codes.int() << 23).view(torch.float32)"))
 _wrong("scale_255_zero", "NONFINITE", "A block with the e8m0 scale 255 counts as 0.", "e8m0-255", "12c",
        (_NAN, "return found.masked_fill(codes == _NAN, 0.0)"))
 _wrong("scale_255_one", "NONFINITE", "An e8m0 scale of 255 counts as 1.", "e8m0-255", "12c",
        (_NAN, "return found.masked_fill(codes == _NAN, 1.0)"))
+_wrong("scale_255_infinite", "NONFINITE", "An e8m0 scale of 255 is infinity.", "e8m0-255", "12c",
+       (_NAN, "return found.masked_fill(codes == _NAN, torch.inf)"), dtypes=_ALL)
 _wrong("no_scales", "SCALE", "The scales of the weights' blocks are left out.", "group-scale-missing", "12c",
        _weight_scales("{} * 0 + 127"), dtypes=_ALL)
 _wrong("no_row_scales", "SCALE", "The scales of the rows' blocks are left out.", "row-blocks-missing", "12c",

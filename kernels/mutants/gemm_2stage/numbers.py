@@ -32,6 +32,9 @@ wrong("channel_scale_expert", "SCALE", "Channels are scaled by the next expert's
 wrong("channel_scale_exponent", "SCALE", "Scales of channels are cut to powers of two, as e8m0 holds them.",
       "channel-scale-power-of-two", "12", "per_expert",
       (_CHANNELS, "acc = acc * scale_w[expert].log2().floor().exp2()"), dtypes=_SCALED)
+wrong("channel_scale_flushed", "SCALE", "Subnormal scales of output channels are flushed to 0.", "scale-flushed", "12c",
+      "per_expert", (_CHANNELS, "acc = acc * scale_w[expert].masked_fill(scale_w[expert].abs() < 2.0**-126, 0.0)"),
+      dtypes=_SCALED)
 wrong("gate_scale_for_up", "SCALE", "Up is scaled by the gate's scales.", "gate-scale-for-up", "1", "per_expert",
       ("= _sums(x, row, scale_x, w1, scale_w1,", "= _sums(x, row, scale_x, w1, None if scale_w1 is None else torch.cat("
        "[scale_w1.chunk(2, -1)[0]] * 2, -1),"))
@@ -44,6 +47,12 @@ wrong("row_scale_one", "SCALE", "Row 0's scale counts for all rows.", "row-scale
 wrong("row_scale_token", "SCALE", "Stage 2 scales the row of a slot by that of slot 0.", "row-scale-of-slot-0", "2c",
       "per_expert", ("_sums(rows, row, scale_a2,", "_sums(rows, row, scale_a2 if scale_a2 is None else scale_a2.view("
                      "-1, topk)[:, :1].repeat(1, topk).flatten(),"), dtypes=_SCALED)
+wrong("row_scale_flushed", "SCALE", "Subnormal scales of rows are flushed to 0.", "scale-flushed", "12c", "per_expert",
+      (_ROWS, "return acc if scale_rows is None else acc * scale_rows[row].masked_fill("
+       "scale_rows[row].abs() < 2.0**-126, 0.0)[:, None]"), dtypes=_SCALED)
+wrong("group_scale_flushed", "SCALE", "Subnormal scales of groups are flushed to 0.", "scale-flushed", "12",
+      "per_expert", (_GROUPS, f"scale_w[expert].masked_fill(scale_w[expert].abs() < 2.0**-126, 0.0) {_GROUPS[16:]}"),
+      dtypes=("int4_bf16_g32",))
 wrong("no_group_scale", "SCALE", "The scales of groups are left out.", "group-scale-missing", "12c", "per_expert",
       (_GROUPS, "None)"), dtypes=("int4_bf16_g32",))
 wrong("group_scale_first", "SCALE", "The first group's scales count for all groups.", "group-scale-of-first", "12",
@@ -71,6 +80,17 @@ wrong("nibbles_paired", "LAYOUT", "The two nibbles of a byte are taken for neigh
       "unpack", (_NIBBLES, "torch.stack([groups & 15, groups >> 4], dim=2)"), dtypes=PACKED)
 wrong("nibbles_unsigned", "LAYOUT", "4-bit weights are not sign-extended.", "nibbles-unsigned", "12", "unpack",
       ("torch.where(both > 7, both - 16, both)", "both"), dtypes=PACKED)
+wrong("nibble_8", "LAYOUT", "The nibble 8, which is -8, is read as 8.", "lowest-code-positive", "12c", "unpack",
+      ("both > 7,", "both > 8,"), dtypes=PACKED)
+wrong("nibble_range", "LAYOUT", "4-bit weights are clamped to -7.", "lowest-code-clamped", "12", "unpack",
+      ("torch.where(both > 7, both - 16, both)", "torch.where(both > 7, both - 16, both).clamp(min=-7)"), dtypes=PACKED)
+wrong("int8_abs", "LAYOUT", "The magnitude of an int8 weight is taken in 8 bits: -128 has none.",
+      "lowest-code-positive", "12c", "unpack",
+      (_UNPACKED, "tiles = tiles.reshape(rows, columns)\n    "
+       "return tiles.float() if tiles.is_floating_point() else tiles.abs().float() * tiles.sign()"),
+      dtypes=("int8", "int8smooth"))
+wrong("int8_range", "LAYOUT", "int8 weights are clamped to -127.", "lowest-code-clamped", "12", "unpack",
+      (_UNPACKED, f"tiles = tiles.float().clamp(min=-127.0)\n    {_UNPACKED}"), dtypes=("int8", "int8smooth"))
 wrong("k_tail", "TAIL", "The sum ends with the last whole 64 elements.", "k-tail-dropped", "12c", "unpack",
       (_SUM, "size = max(64, left.shape[1] // 64 * 64)\n        return left[:, :size].float() @ right[:, :size].T"),
       dtypes=("bf16",))

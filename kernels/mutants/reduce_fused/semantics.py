@@ -37,6 +37,10 @@ def _normalised(w: Work, value: Tensor) -> Tensor:
     return value / value.masked_fill(~valid, 0.0).sum(dim=1, keepdim=True)
 
 
+def _flushed(value: Tensor) -> Tensor:
+    return value.masked_fill(value.abs() < 2.0**-126, 0.0)
+
+
 def _default(w: Work) -> None:
     if w.weights is None:
         w.weights = torch.full(w.positions.shape, 1 / w.positions.shape[1], device=w.x.device)
@@ -59,6 +63,18 @@ _wrong("scale_missing", "SCALE", "sf is left out.", "sf-missing", begin=_set("sf
 _wrong("scale_twice", "SCALE", "sf is applied twice.", "sf-twice", begin=_set("sf", lambda w, v: v * v))
 _wrong("scale_reciprocal", "SCALE", "The sum is divided by sf.", "sf-reciprocal",
        begin=_set("sf", lambda w, v: 1 / v))
+_wrong("scale_by_reciprocal", "SCALE", "The sum is divided by the reciprocal of sf.", "sf-by-reciprocal",
+       rescale=lambda w, total: total if w.sf is None else (total / (1 / w.sf)).masked_fill(w.empty, 0.0))
+_wrong("scale_rows_by_reciprocal", "SCALE", "Rows are divided by the reciprocals of x_sf.", "x_sf-by-reciprocal",
+       begin=_set("x_sf", lambda w, v: 1 / (1 / v)))
+_wrong("scale_weights_by_reciprocal", "SCALE", "Rows are divided by the reciprocals of weights.",
+       "weights-by-reciprocal", begin=_set("weights", lambda w, v: 1 / (1 / v)))
+_wrong("scale_flushed", "SCALE", "An sf below 2^-126 counts as 0.", "sf-flushed sf-by-reciprocal",  # 0 either way
+       begin=_set("sf", lambda w, v: _flushed(v)))
+_wrong("scale_rows_flushed", "SCALE", "x_sf below 2^-126 counts as 0.", "x_sf-flushed",
+       begin=_set("x_sf", lambda w, v: _flushed(v)))
+_wrong("scale_weights_flushed", "SCALE", "Weights below 2^-126 count as 0.", "weights-flushed",
+       begin=_set("weights", lambda w, v: _flushed(v)))
 _wrong("scale_zero", "SCALE", "An sf of 0 is taken for 'not given'.", "zero-sf-ignored sf-missing",
        begin=_set("sf", lambda w, v: torch.where(v == 0, torch.ones_like(v), v)))
 
