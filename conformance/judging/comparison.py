@@ -10,7 +10,7 @@ from conformance.diagnosis.diagnose import Allowance
 from conformance.diagnosis.inquiry import explain
 from conformance.formats import bits
 from conformance.kernel import LEVELS
-from conformance.launching.guards import checksums, unwritten
+from conformance.launching.guards import differing, sums, unwritten
 from conformance.launching.launch import Launched, Launcher
 from conformance.launching.reference_guard import ReferenceGuard
 from conformance.operator import Call, Reference, Results, Shared
@@ -24,8 +24,8 @@ class Subject:
     ran; ``other_sums``: of inputs under poison 0. ``guard``: watches what is ``shared`` of the references."""
 
     joint: Joint
-    sums: dict[str, int]
-    other_sums: dict[str, int]
+    sums: dict[str, Tensor]
+    other_sums: dict[str, Tensor]
     guard: ReferenceGuard
     shared: Shared
 
@@ -100,10 +100,9 @@ def _blamed(verdict: Verdict, subject: Subject) -> Verdict:
     return Verdict(None, kind, f"{message}; after that, {verdict.message}")
 
 
-def _changed(call: Call, sums: dict[str, int]) -> str:
+def _changed(call: Call, before: dict[str, Tensor]) -> str:
     """The inputs that are not as their checksums were, as the poison now in place has it."""
-    now = checksums({name: call.arguments[name] for name in sums})
-    return ", ".join(name for name, value in sums.items() if now[name] != value)
+    return ", ".join(differing(before, {name: sums(call.arguments[name]) for name in before}))
 
 
 def _explained(verdict: Verdict, part: Launched, reference: Reference) -> Verdict:

@@ -17,7 +17,7 @@ from conformance.judging.comparison import Subject, launch_and_compare
 from conformance.judging.pins import changed
 from conformance.judging.vacuity import accepted, is_proved
 from conformance.kernel import Kernel
-from conformance.launching.guards import checksum, checksums
+from conformance.launching.guards import sums
 from conformance.launching.launch import Launcher
 from conformance.launching.raised import CaptureFailed, Damaged, KernelRaised
 from conformance.launching.reference_guard import ReferenceGuard
@@ -140,11 +140,10 @@ class Judge:
             self._before = {name: one.golden[:_KEPT_ROWS].cpu() for name, one in of.items()}
         return self._vacuous[case.id]
 
-    def _checksums(self, tensors: dict[str, Tensor], poison: int) -> dict[str, int]:
+    def _checksums(self, tensors: dict[str, Tensor], poison: int) -> dict[str, Tensor]:
         """Checksums before any kernel ran; those of tensors that the group shares are taken once for each poison."""
-        known = {name: self.shared.get(("checksum", name, id(value), poison), functools.partial(checksum, value))
-                 for name, value in tensors.items() if self.shared.holds(value)}
-        return known | checksums({name: value for name, value in tensors.items() if name not in known})
+        return {name: self.shared.get(("checksum", name, id(value), poison), functools.partial(sums, value))
+                if self.shared.holds(value) else sums(value) for name, value in tensors.items()}
 
     def _judged(self, case: Case, kernel: Kernel, subject: Subject, blank: Result) -> Result:
         contract = operator(case.operator)

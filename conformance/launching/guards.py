@@ -137,27 +137,28 @@ def shares_memory(result: Tensor, arguments: Mapping[str, Any]) -> str | None:
 
 def checksum(tensor: Tensor) -> int:
     """A number that moves when a byte of ``tensor``'s storage changes or moves, outside the tensor itself included."""
-    return checksums({"": tensor})[""]
+    words, tail = sums(tensor).tolist()
+    return int(words + (tail << 64))
 
 
-def checksums(tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    """The checksum of each tensor; the device is waited for once.
+def differing(before: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> list[str]:
+    """Names of ``before`` whose `sums` are others now; the device is waited for once."""
+    if not before:
+        return []
+    device = next(iter(before.values())).device
+    old, new = (torch.stack([of[name].to(device) for name in before]) for of in (before, now))
+    return [name for name, other in zip(before, (old != new).any(dim=1).tolist(), strict=True) if other]
+
+
+def sums(tensor: Tensor) -> Tensor:
+    """The checksum as int64 [2] on the tensor's device, which is not waited for: of whole words, and of the up to seven
+    bytes after them.
 
     Words are summed in columns of a grid, in one pass over memory and without a copy, and the sums, their halves mixed,
     by odd weights of their own: every change of one word is seen, and every move but those by a multiple of the grid's
     width, 8 times a prime that is no extent of any tensor. Of words that stand so far apart, an even number of which
     change in the highest bit only, nothing is seen.
     """
-    if not tensors:
-        return {}
-    sums = [_sums(tensor) for tensor in tensors.values()]
-    device = sums[0].device
-    pairs = torch.stack([pair.to(device) for pair in sums]).tolist()
-    return {name: words + (tail << 64) for name, (words, tail) in zip(tensors, pairs, strict=True)}
-
-
-def _sums(tensor: Tensor) -> Tensor:
-    """int64 [2]: of whole words, and of the up to seven bytes after them."""
     data = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
     whole = len(data) // 8 * 8
     words, tail = data[:whole].view(torch.int64), data[whole:]

@@ -16,6 +16,7 @@ from conformance.formats import FORMATS, Format, format_of
 from conformance.operator import MINUS_INFINITY, NOT_A_NUMBER, PLUS_INFINITY, OracleRows, Reference
 
 _FLOAT = FORMATS["fp32"]
+_FEW = 1 << 16  # elements
 
 
 @dataclass
@@ -54,10 +55,21 @@ def _measure(result: Tensor, golden: Tensor, rows: OracleRows, tally: Tally, pub
     if len(doubtful) * 8 > result.numel():
         _measure_exactly(result, golden, rows, tally, published, None)
     elif len(doubtful):
-        at = tuple(doubtful.T)
-        also = None if rows.also is None else rows.also[at]
-        few = OracleRows(rows.start, rows.stop, rows.value[at], rows.error[at], also)
-        _measure_exactly(result[at], golden[at], few, tally, published, doubtful)
+        _measure_exactly(*_gathered(result, golden, rows, doubtful), tally, published, doubtful)
+
+
+def _gathered(result: Tensor, golden: Tensor, rows: OracleRows, places: Tensor) -> tuple[Tensor, Tensor, OracleRows]:
+    """The elements [n] at ``places`` [n, dimensions]; of few, in one transfer, on the CPU: what is asked of them then
+    waits for no device, a dozen times."""
+    at = tuple(places.T)
+    parts = [part[at] for part in (result, golden, rows.value, rows.error)]
+    also = None if rows.also is None else rows.also[at]
+    if len(places) <= _FEW:
+        numbers = torch.stack([part.double() for part in parts]).cpu()
+        parts = [number.to(part.dtype) for number, part in zip(numbers, parts, strict=True)]
+        also = None if also is None else also.cpu()
+    one, other, value, error = parts
+    return one, other, OracleRows(rows.start, rows.stop, value, error, also)
 
 
 def _unsettled(result: Tensor, rows: OracleRows, tally: Tally, published: float) -> Tensor | None:
