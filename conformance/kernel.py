@@ -38,16 +38,16 @@ class Kernel:
     """An implementation under test.
 
     function: called with the operator's arguments by name; it either fills ``out`` or, having no such parameter,
-    returns the result (and may take ``out_dtype``). Of an operator with several outputs it fills them all, each the
-    parameter of its name, or returns them all, by name or in the operator's order. promise: the level below which it
-    fails. devices: where it runs. supports(params): None, or why a case is not taken. requires(device): None, or why
-    it cannot run on this machine. prepare(params, device): compile ahead what a case needs. configs: strings that can
-    be forced through the function's ``config`` parameter. repeatable: same bits on every run, for all cases or by
-    their parameters. strided: takes strided and unaligned tensors. graph_safe: its launches can be captured in a CUDA
-    graph, which fails where it waits for a result. native: the paths that are no fallback (default: the kernel's own
-    name); another one that the function reports needs a rule of expectation. route(params, arch): the path and
-    configuration for an architecture that need not be here, NotSupported when it would refuse. lower(params, arch):
-    the code of that configuration.
+    returns the result (and may take ``out_dtype``); ``**rest`` takes the arguments that it does not name. Of an
+    operator with several outputs it fills them all, each the parameter of its name, or returns them all, by name or in
+    the operator's order. promise: the level below which it fails. devices: where it runs. supports(params): None, or
+    why a case is not taken. requires(device): None, or why it cannot run on this machine. prepare(params, device):
+    compile ahead what a case needs. configs: strings that can be forced through the function's ``config`` parameter.
+    repeatable: same bits on every run, for all cases or by their parameters. strided: takes strided and unaligned
+    tensors. graph_safe: its launches can be captured in a CUDA graph, which fails where it waits for a result. native:
+    the paths that are no fallback (default: the kernel's own name); another one that the function reports needs a rule
+    of expectation. route(params, arch): the path and configuration for an architecture that need not be here,
+    NotSupported when it would refuse. lower(params, arch): the code of that configuration.
     role: what its speed is for: "baseline" and "pytorch" are what the candidates of the operator are compared with.
     home: the module whose body registered it, if need be by a factory in another module; "" where none did.
     """
@@ -70,6 +70,7 @@ class Kernel:
     lower: Callable[[Mapping[str, str], Arch], Lowered] | None = None
     role: str = "candidate"
     parameters: frozenset[str] = field(default_factory=frozenset)
+    takes_rest: bool = False
     home: str = ""
 
     @property
@@ -139,12 +140,16 @@ class Kernel:
         """The bare call of the function with these arguments, which are not validated. Raises TypeError when the case
         gives an argument, or forces a configuration, that the function does not take, or some of several outputs."""
         given: dict[str, Any] = {}
+        lacking = []
         for name, value in arguments.items():
-            if name in self.parameters:
+            if name in self.parameters or self.takes_rest:
                 given[name] = value
             elif value is not None:
-                raise TypeError(f"kernel {self.name} has no parameter {name!r}, which this case gives; add it, or "
-                                "declare through supports= that such cases are not taken")
+                lacking.append(name)
+        if lacking:
+            names = ", ".join(map(repr, lacking))
+            raise TypeError(f"kernel {self.name} has no parameter {names}, which this case gives; add what it needs, "
+                            "and **rest for others, or declare through supports= that such cases are not taken")
         outs: Mapping[str, Tensor] = out if isinstance(out, Mapping) else {"out": out}
         taken = [name for name in outs if name in self.parameters]
         if taken and len(taken) < len(outs):
@@ -209,10 +214,13 @@ def kernel(operator: str, *, promise: str = "within-budget", name: str | None = 
 
     def register(function: Callable[..., Any]) -> Kernel:
         label = name or function.__name__
-        parameters = frozenset(inspect.signature(function).parameters)
+        signature = inspect.signature(function).parameters.values()
+        takes_rest = any(one.kind is one.VAR_KEYWORD for one in signature)
+        parameters = frozenset(one.name for one in signature if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL))
         if options.get("configs") and "config" not in parameters:
             raise ConformanceError(f"kernel {label} declares configs= and has no parameter 'config' to force one")
-        record = Kernel(label, operator, function, promise, parameters=parameters, home=_module_at_work(), **options)
+        record = Kernel(label, operator, function, promise, parameters=parameters, takes_rest=takes_rest,
+                        home=_module_at_work(), **options)
         places = [_place(one) for one in (_REGISTRY.get((operator, label), record), record)]
         if len(set(places)) > 1:  # the same one again: its module was reloaded
             raise ConformanceError(

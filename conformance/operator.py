@@ -216,7 +216,8 @@ class Operator:
     validate(arguments, out, strided): raises ValueError or TypeError naming argument, value and rule.
     inputs(case, sizes, device, shared): the call of a case, ``sizes`` being "official" or "reduced". reference(call,
     shared): golden and oracle. memory(case, sizes): peak bytes of judging the case once. cost(call): roofline figures.
-    policies: values that are choice, not mathematics. budget: the formula in words. workloads: named model shapes
+    policies: values that are choice, not mathematics. budget: the formula in words. contract: what is computed, and of
+    what: the formula and each argument with shape, dtype and layout. workloads: named model shapes
     (tokens, topk, hidden). published: the field's tolerance for this operator, where it is not the formats'. faults:
     faulty semantics that failures are compared with, most specific first; where there are any, the inputs'
     ``set_poison`` knows a third poison, number 2: finite values that differ from row to row and so tell what was read.
@@ -240,6 +241,7 @@ class Operator:
     cost: Callable[[Call], Cost]
     policies: Mapping[str, str] = field(default_factory=dict)
     budget: str = ""
+    contract: str = ""
     workloads: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     published: float | None = None
     faults: tuple[Fault, ...] = ()

@@ -103,9 +103,10 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection(session: pytest.Session) -> None:
-    """Before matrices are collected, where an error would be one of many lines, they are expanded."""
+    """Before matrices are collected, where an error would be one of many lines, they are expanded and -m is read."""
     if CONTROLLER in session.config.stash:
         try:
+            run_options.check_markers(session.config.option.markexpr, session.config.getini("markers"))
             session.config.stash[CONTROLLER].opening.plan()
         except ConformanceError as error:
             pytest.exit(str(error), returncode=pytest.ExitCode.USAGE_ERROR)

@@ -152,6 +152,25 @@ def kernels(operator_name: str, wanted: Sequence[str] = ()) -> list[Kernel]:
     return list(chosen.values())
 
 
+def importable(name: str) -> str:
+    """What ``--kernels`` names, as a kernel's or module's name: of a Python file, whose folder is put on ``sys.path``,
+    its module's. Raises ConformanceError for a file that is not there, or cannot be imported by its name."""
+    if not name.endswith(".py"):
+        return name
+    path = Path(name).expanduser().resolve()
+    if not path.is_file():
+        raise ConformanceError(f"--kernels {name}: there is no file {path}")
+    if not path.stem.isidentifier():
+        raise ConformanceError(f"--kernels {name}: {path.stem!r} is no module's name; rename the file")
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    found = importlib.util.find_spec(path.stem)
+    if found is None or found.origin is None or Path(found.origin).resolve() != path:
+        other = found.origin if found else "nothing"
+        raise ConformanceError(f"--kernels {name}: Python takes {path.stem!r} for {other}; rename the file")
+    return path.stem
+
+
 def _named(name: str) -> list[Kernel]:
     """The kernels that the bodies of a module and the modules below it registered, by a factory elsewhere too; else
     those called so; else those of other modules that it has as its attributes."""
@@ -167,7 +186,8 @@ def _import_module(name: str) -> None:
     is_path = all(part.isidentifier() for part in name.split("."))
     if not is_path or ("." not in name and importlib.util.find_spec(name) is None):
         known = {kernel.name for kernel in all_registered() if not kernel.module.startswith(MUTANTS)}
-        raise ConformanceError(f"{unknown_name('kernel', name, known)} A module is found through PYTHONPATH.")
+        raise ConformanceError(f"{unknown_name('kernel', name, known)} A module is found through PYTHONPATH; a file is "
+                               "named by its path, which ends in .py.")
     before = all_registered()
     _import(name, "kernel module")
     _check_operators()

@@ -12,13 +12,14 @@ choose_python
 note_compiler
 
 # pytest takes an existing directory that follows an option it does not know yet for the root of the tests, so
-# `--report-dir DIR` becomes `--report-dir=DIR`.
+# `--report-dir DIR` becomes `--report-dir=DIR`, and `--kernels FILE` `--kernels=FILE`.
 directory=$root/reports
 arguments=(-n auto)
 while [ $# -gt 0 ]; do
     case $1 in
         --report-dir) [ $# -gt 1 ] || fail "--report-dir needs a directory" && directory=$2 && shift ;;
         --report-dir=*) directory=${1#*=} ;;
+        --kernels) [ $# -gt 1 ] || fail "--kernels needs a name or a file" && arguments+=("--kernels=$2") && shift 2 && continue ;;
         *) arguments+=("$1") && shift && continue ;;
     esac
     arguments+=("--report-dir=$directory")

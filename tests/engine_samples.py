@@ -92,8 +92,10 @@ def call_of(case: Case) -> tuple[Call, Reference]:
 
 def subject(function: Callable[..., Any], promise: str = "within-budget", **options: Any) -> Kernel:
     """A kernel that is in no registry."""
-    parameters = frozenset(inspect.signature(function).parameters)
-    return Kernel(function.__name__, NAME, function, promise, parameters=parameters, **options)
+    known = inspect.signature(function).parameters
+    rest = {name for name, one in known.items() if one.kind is one.VAR_KEYWORD}
+    return Kernel(function.__name__, NAME, function, promise, parameters=frozenset(known) - rest,
+                  takes_rest=bool(rest), **options)
 
 
 def right(x: Tensor, token_topk_to_pos: Tensor, topk_weights: Tensor | None, x_sf: Tensor | None, sf: Tensor | None,

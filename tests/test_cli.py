@@ -66,6 +66,17 @@ def test_count_is_one_integer(capsys, tier, count):
     assert int(out) == (count or len(matrix(OPERATOR).plan(tier.split(","))))
 
 
+def test_the_contract_of_an_operator_says_what_a_kernel_has_to_know(capsys):
+    for name in matrices():
+        code, out, _ = run(capsys, "show", name)
+        contract = operator(name)
+        assert code == 0 and contract.contract.strip().splitlines()[0] in out
+        words = " ".join(out.split())
+        assert all(argument in words for argument in (*contract.arguments, *contract.policies))
+        assert contract.budget in words
+    assert "sum_s w[t, s] (w2[e]" in out or "grouped by expert" in out
+
+
 def test_an_operator_without_the_tier_is_told(capsys):
     code, out, err = run(capsys, "list", "--tier", "full", "--count")
     assert code == 0

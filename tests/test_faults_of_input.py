@@ -14,6 +14,7 @@ KERNEL = "from conformance import kernel\n@kernel('moe_reduce_fused', name={name
 WRONG_OPTIONS = [
     (("--kernels", "h_tilde"), ("unknown kernel 'h_tilde'", "Did you mean 'h_tiled'?", "Known: ", "vectorised")),
     (("--kernels", "my_kernel"), ("unknown kernel 'my_kernel'", "Known: ", "A module is found through PYTHONPATH")),
+    (("--kernels=no/such.py",), ("--kernels no/such.py: there is no file", "no/such.py")),
     (("--operator", "moe_sorting", "--kernels", "h_tiled"), ("--kernels h_tiled", "none is a kernel of moe_sorting")),
     (("--tier", "ofical"), ("unknown tier 'ofical'", "Known: ", "official", "smoke")),
     (("--arch", "sm_1"), ("unknown architecture", "'sm_1'", "cpu")),

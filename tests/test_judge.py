@@ -6,7 +6,9 @@ import itertools
 import json
 import math
 import os
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,7 +23,7 @@ from conformance.errors import ConformanceError
 from conformance.judging.judge import Judge
 from conformance.kernel import Kernel
 from conformance.registry import matrix
-from conformance.result import Result, Settings
+from conformance.result import Result, Settings, refusal
 from references.moe_reduce_fused import golden
 
 Arguments = dict[str, Any]
@@ -726,6 +728,17 @@ def test_a_parameter_that_a_kernel_lacks() -> None:
     result = judged(subject(lacks), sample(xsf="yes"))
     assert (result.state, result.kind) == ("error", "exception")
     assert "kernel lacks has no parameter 'x_sf'" in result.message
+
+
+@pytest.mark.parametrize(("supports", "words"), [
+    (lambda params: params["dtype"], "supports= of filler asks for parameter 'dtype', which"),
+    (lambda params: True, "supports= of filler returned True for"),
+    (lambda params: False, "return None where the case is taken, else the reason in words"),
+])
+def test_supports_that_gives_no_answer_is_told_so(supports: Any, words: str) -> None:
+    kernel = replace(filling(lambda *given: None), supports=supports)
+    with pytest.raises(ConformanceError, match=re.escape(words)):
+        refusal(sample(), kernel)
 
 
 @pytest.mark.parametrize("layout", ["strided", "unaligned", "offset", "strided_all", "column_major"])

@@ -57,6 +57,19 @@ def test_a_bound_call_validates_nothing_and_can_be_made_again() -> None:
     assert out[:, 0].tolist() == EXPECTED
     with pytest.raises(TypeError, match="has no parameter 'bias', which this case gives"):
         made.bound({**arguments(), "bias": out}, out)
+    with pytest.raises(TypeError, match="no parameter 'bias', 'more', which this case gives; add"):
+        made.bound({**arguments(), "bias": out, "more": 1}, out)
+
+
+def test_rest_takes_what_has_no_name() -> None:
+    def open_ended(x, token_topk_to_pos, *, out, **rest):  # type: ignore[no-untyped-def]
+        assert set(rest) == {"topk_weights", "x_sf", "sf", "bias"}
+        out.copy_(right(x, token_topk_to_pos, rest["topk_weights"], rest["x_sf"], rest["sf"], out.dtype))
+
+    made, out = subject(open_ended), torch.full((3, 256), 7.0)
+    given = {**dict.fromkeys(("topk_weights", "x_sf", "sf")), **arguments(), "bias": 1}
+    made.bound(given, out)()
+    assert out[:, 0].tolist() == EXPECTED and made.fills_out
 
 
 def test_roles() -> None:

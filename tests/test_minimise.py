@@ -43,6 +43,12 @@ def test_words_become_usual_ones_and_the_failure_keeps_its_cause():
     assert found.case.get("weights", "yes") == "yes"  # without weights it would not fail
 
 
+def test_a_format_becomes_no_coarser_one():
+    """In the matrix e4m3 is the more usual output; a failure in it is no plainer."""
+    found = minimise(sample(tokens=3, **{"in": "bf16", "out": "bf16"}), _zero_from(1), SETTINGS, 1e9)
+    assert found.case.get("out") == found.case.get("in") != "e4m3"
+
+
 def test_parameters_that_must_change_at_once_do():
     """No step of one parameter leads on from six tokens of six slots."""
     def kernel(x, token_topk_to_pos, *, topk_weights=None, x_sf=None, sf=None, out):

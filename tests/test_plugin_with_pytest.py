@@ -188,3 +188,19 @@ def test_what_is_compiled_before_the_first_result_shows_progress(tmp_path: Path,
     first = next(number for number, line in enumerate(ran.output.splitlines()) if " done, " in line or "passed" in line)
     assert ran.output.splitlines().index(lines[-1]) < first
     assert ran.end["counts"] == {"pass": 8}
+
+
+def test_a_file_of_kernels_is_named_by_its_path(tmp_path: Path) -> None:
+    file = tmp_path / "elsewhere" / "kernels_of_a_file.py"
+    file.parent.mkdir()
+    write_kernels(tmp_path, "")
+    (tmp_path / f"{MODULE}.py").rename(file)
+    for workers in ((), ("-n", "1")):
+        ran = run(tmp_path, f"--kernels={file}", "--case", CASES[0], *workers)
+        assert (ran.code, ran.end["counts"]) == (0, {"pass": 1}), ran.output
+
+
+def test_a_marker_that_there_is_not_is_an_error(tmp_path: Path) -> None:
+    for expression in ("smok", "not smok", "smoke and (skip or smok)"):
+        ran = run(tmp_path, "-m", expression)
+        assert ran.code == 4 and "unknown marker in -m 'smok'. Did you mean 'smoke'?" in ran.output

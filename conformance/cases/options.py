@@ -13,7 +13,7 @@ from conformance.cases.matrix import Matrix
 from conformance.errors import ConformanceError, unknown_name
 from conformance.expectations.files import read_rules_file
 from conformance.expectations.rule import Expectation
-from conformance.registry import matrices, matrix
+from conformance.registry import importable, matrices, matrix
 
 SIZES = ("official", "reduced")
 DATA = ("real", "exact")
@@ -33,7 +33,8 @@ class Option:
 
 OPTIONS = (
     Option("--operator", "NAME", "only this operator (several: comma-separated)"),
-    Option("--kernels", "NAME[,NAME]", "only these kernels; a module such as my_package.my_kernels adds its own"),
+    Option("--kernels", "NAME[,NAME]", "only these kernels; a module such as my_package.my_kernels, or a file "
+           "such as my_kernels.py, adds its own"),
     Option("--tier", "NAME[,NAME]", "tiers: official, full, edge, smoke, models, ... (default: the matrix's own)"),
     Option("--arch", "NAME[,NAME]|all", "architectures (default: the GPU here, if any, else cpu); on those that are "
            "not here kernels are routed, lowered and assembled"),
@@ -122,7 +123,7 @@ def select(get: Callable[[str], Any]) -> Selection:
         if value[flag] is not None and value[flag] not in known:
             raise unknown_name(f"value of {flag}", value[flag], known)
     names = {flag: names_in(flag, value[flag]) for flag in ("--operator", "--kernels", "--tier", "--arch")}
-    operators, tiers = names["--operator"], names["--tier"]
+    operators, tiers, chosen_kernels = names["--operator"], names["--tier"], tuple(map(importable, names["--kernels"]))
     for name in operators:
         matrix(name)
     chosen = [matrix(name) for name in operators] or list(matrices().values())
@@ -135,7 +136,7 @@ def select(get: Callable[[str], Any]) -> Selection:
     for text in cases:
         _find(matrix(parse_case(text).operator), text)
     return Selection(
-        operators, names["--kernels"], tiers, names["--arch"], value["--sizes"],
+        operators, chosen_kernels, tiers, names["--arch"], value["--sizes"],
         value["--data"] or "real", cases, _rules(value["--expectations"]),
     )
 

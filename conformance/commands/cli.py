@@ -43,7 +43,8 @@ Otherwise the selected cases, one id per line; the default are the tiers that py
 are meant for one of the architectures; how many are not, and why, goes to stderr.
 """
 _SHOW = """\
-Parameters, tiers and edge family of a case, shapes and dtypes at both sizes, memory, FLOPs and bytes, which kernels
+Of an operator: what it computes, its arguments with shapes, dtypes and layouts, its policies and error budget. Of a
+case: parameters, tiers and edge family, shapes and dtypes at both sizes, memory, FLOPs and bytes, which kernels
 take it and why others do not, and how to run it.
 """
 _REPRO = """\
@@ -142,8 +143,8 @@ def _parser() -> argparse.ArgumentParser:
         kernels="only these kernels in the overview; a module adds its own. Cases are the same for all kernels")
 
     one = "id of a case as 'list' prints it, or pytest's node id of an item"
-    show = add("show", "all about one case: parameters, shapes, cost, kernels", _show, _SHOW)
-    show.add_argument("case", metavar="CASE", help=one)
+    show = add("show", "an operator's contract, or all about one case", _show, _SHOW)
+    show.add_argument("case", metavar="OPERATOR|CASE", help=f"an operator, or {one}")
     options.add_to_argparse(show, but=("--operator", "--tier", "--case"))
 
     repro = add("repro", "repeat one case: a pytest line, or a Python file of its own", _repro, _REPRO)
@@ -207,6 +208,11 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace) -> int:
+    if args.case in matrices():
+        from conformance.commands.contract import print_contract
+
+        print_contract(args.case)
+        return OK
     from conformance.commands.show import show
 
     show(args.case, _select(args))

@@ -26,6 +26,7 @@ from conformance.case import Case
 from conformance.commands.lookup import every_case
 from conformance.errors import ConformanceError
 from conformance.expectations.held import hold
+from conformance.formats import FORMATS
 from conformance.judging.judge import Judge
 from conformance.kernel import Kernel
 from conformance.registry import arch as table
@@ -173,7 +174,14 @@ def _simpler(case: Case, name: str) -> Iterator[str | None]:
         yield from map(str, sorted(smaller))
         return
     usual = [value for value, _ in known.most_common()]
-    yield from usual[: usual.index(now)] if now in usual else usual
+    simpler = usual[: usual.index(now)] if now in usual else usual
+    yield from (value for value in simpler if not _narrower(value, now))
+
+
+def _narrower(value: str | None, now: str | None) -> bool:
+    """Whether a format rounds more coarsely than another one: that makes no failure plainer."""
+    one, other = FORMATS.get(value or ""), FORMATS.get(now or "")
+    return one is not None and other is not None and one.precision < other.precision
 
 
 def _choices(case: Case, name: str) -> st.SearchStrategy[str | None]:

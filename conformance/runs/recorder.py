@@ -28,9 +28,11 @@ def now() -> str:
 
 
 def _cause(result: Mapping[str, Any]) -> str:
-    """The sentence that a diagnosis found for a failure, "" where there is none or where it explains nothing."""
-    found = (result.get("details") or {}).get("diagnosis") or {}
-    return found["sentence"] if result["state"] == "fail" and found.get("explained") else ""
+    """The sentence that a diagnosis found for a failure, or that it found none; "" where there was no diagnosis."""
+    found = (result.get("details") or {}).get("diagnosis")
+    if result["state"] != "fail" or not found:
+        return ""
+    return str(found["sentence"]) if found.get("explained") else "no known fault explains it"
 
 
 class Recorder:

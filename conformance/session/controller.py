@@ -26,7 +26,7 @@ from conformance.runs.portion import Division, Portion
 from conformance.runs.recorder import Recorder
 from conformance.session.isolation import Death
 from conformance.session.opening import Opening
-from conformance.session.pages import make_pages
+from conformance.session.pages import make_pages, remove_pages
 from conformance.session.progress import Display
 from conformance.session.run import Run
 
@@ -77,6 +77,8 @@ class Controller:
                     arch, recorder, [timed.lines[name] for name in names] if timed else [])
             for problem in self.opening.problems(arch, earlier):
                 recorder.note(problem)
+        remove_pages(self.directory, [recorder.path for recorder in self.recorders.values()],
+                     [timings.path for timings in self.timings.values()])
         self.display.start()
         for remark in filter(None, map(self.run.selection.lacking, self.run.selection.matrices())):
             self.display.note(remark)

@@ -10,6 +10,18 @@ from pathlib import Path
 
 from conformance.registry import ROOT
 
+_OF_RECORDS, _OF_TIMINGS = (".html", ".md"), (".html", ".md", ".txt", ".json")
+
+
+def remove_pages(directory: Path, records: Iterable[Path], timings: Iterable[Path]) -> None:
+    """Away with the pages of an earlier run in the same places: beside records that are being written they would speak
+    of results that are there no more, for good if this run is killed."""
+    for paths, suffixes in ((records, _OF_RECORDS), (timings, _OF_TIMINGS)):
+        for path in paths:
+            for suffix in suffixes:
+                path.with_suffix(suffix).unlink(missing_ok=True)
+    (directory / "index.html").unlink(missing_ok=True)
+
 
 def make_pages(directory: Path, records: Iterable[Path], timings: Iterable[Path]) -> tuple[list[Path], bool]:
     """Pages of record files and of timings, and an overview of several, below ``directory``: their paths, and whether

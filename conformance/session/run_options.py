@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from conformance.cases.options import VACUITY, empty
@@ -36,6 +37,14 @@ def add(group: Any) -> None:
                     help=f"balance shards by the seconds in these records; the same for all shards ({COSTS}=RECORDS)")
     group.addoption(MEMORY, dest="conformance_memory_limit", default=None, metavar="SIZE",
                     help="memory of the device that this run may use at most, as 24GB or 512MB (default: what is free)")
+
+
+def check_markers(expression: str, declared: Iterable[str]) -> None:
+    """Raises ConformanceError for a name in -m that no declared marker has: pytest runs nothing and says nothing."""
+    known = {line.partition(":")[0].partition("(")[0].strip() for line in declared}
+    for name in re.findall(r"[A-Za-z_]\w*", re.sub(r"\([^()]*=[^()]*\)", "", expression)):
+        if name not in known | {"and", "or", "not", "True", "False"}:
+            raise unknown_name("marker in -m", name, known)
 
 
 def checked(get: Callable[[str], Any]) -> tuple[float, str, int | None]:

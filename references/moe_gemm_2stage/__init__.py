@@ -3,7 +3,9 @@
     out[t] = sum_s w[t, s] (w2[e] . q(silu(x . gate[e]) (x . up[e])))      e = local expert of (t, s)
 
 Output [T, H] f16, bf16 or f32 (f32 in atomic mode only). The reference never sees a kernel's intermediate. The stages
-by themselves are the operators moe_gemm1 and moe_gemm2, which share these modules:
+by themselves are the operators moe_gemm1 and moe_gemm2.
+
+All three share these modules:
 
 sorting            routes grouped by expert, packed ids, padding, expert-parallel masks (moe_sorting is its operator)
 scales             e8m0 scales in the order of the sorted list and of the experts
@@ -25,4 +27,5 @@ from references.moe_gemm_2stage.operators import declare
 
 __all__ = ["OPERATOR"]
 
-OPERATOR = declare("moe_gemm_2stage", "two-stage MoE end to end: gate and up, SiLU, re-quantisation, down, combination")
+OPERATOR = declare("moe_gemm_2stage", "two-stage MoE end to end: gate and up, SiLU, re-quantisation, down, combination",
+                   __doc__.partition("All three")[0])

@@ -2,12 +2,15 @@
 
 Every operator gets the routes twice: sorted, as published kernels take them, and as they were before, for plain ones.
 
-sorted_token_ids int32 [P], sorted_expert_ids int32 [B], sorted_weights fp32 [P], num_valid_ids int32 [1]: see
-    `sorting`; P = T k + E BM - k, B = ceil(P / BM). Nothing is promised of what stands past num_valid_ids[0] rows, nor
+sorted_token_ids int32 [P]: slot << 24 | token, padding of blocks k << 24 | T; sorted_expert_ids int32 [B],
+    sorted_weights fp32 [P], num_valid_ids int32 [1]: as moe_sorting gives them. P = T k + E BM - k, B = ceil(P / BM).
+    Nothing is promised of what stands past num_valid_ids[0] rows, nor
     of weights of padding.
-topk_ids int32 [T, k], topk_weights fp32 [T, k], expert_mask int32 [E] or None: global expert ids; 0 in the mask: that
-    expert is not here; any other value: it is. Weights of slots without an expert are unspecified, others any number.
-in_dtype: a name of `dtypes.MODES`. block: BM.
+topk_ids int32 [T, k], topk_weights fp32 [T, k], expert_mask int32 [E] or None: global expert ids in [0, E), distinct
+    within a token; 0 in the mask: that expert is not here; any other value: it is. Weights of slots without an expert
+    are unspecified, others any number.
+in_dtype: fp8, bf16 and so on, as the parameter `in` of a case. block: BM. doweight, combine, rule: words, see the
+    policies; rule is given for every dtype, also where it decides nothing.
 
 Operands, with their scales None where the dtype has none (`storage`):
 x [T, H], scale_x [T]; for int8smooth x [k T, H], scale_x [k T], row s T + t, already smoothed

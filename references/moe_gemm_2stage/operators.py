@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from conformance.case import Case
 from conformance.operator import Operator
+from references.moe_gemm_2stage import contract, scales, storage
 from references.moe_gemm_2stage.contract import ARGUMENTS, output, validate
 from references.moe_gemm_2stage.cost import cost
 from references.moe_gemm_2stage.faults import FAULTS
@@ -39,10 +40,12 @@ _POLICIES = {
 _CHAIN = {
     "between the stages": "out1 is f16, then per row: fp8 and int8 with scale = largest magnitude / largest number, "
     "bf16 by a cast, fp16 as it is; int8smooth is multiplied by smooth2 before. fp4 and a8w4 by blocks of 32. A row's "
-    "scale and ratios are fp32 quotients, or products with reciprocals: beside a decision point either code is right. "
+    "scale, 1 for a row of zeros, and ratios are fp32 quotients, or products with reciprocals: beside a decision point "
+    "either code is right. "
     "Of a row that is re-quantised to fp8 or int8 and holds a NaN or an infinity, nothing is said.",
     "integer quantisation": "as the argument rule says: truncate cuts towards zero, nearest rounds to the nearest, and "
-    "ties either way: whether a ratio is one hangs on how it was divided. The golden rounds them half to even.",
+    "ties either way: whether a ratio is one hangs on how it was divided. The golden rounds them half to even. "
+    "Codes lie from -127 to 127.",
     "e8m0 scale of a block": "as the argument rule says: floor, of MX 1.0; even, of the largest magnitude rounded to "
     "the element's mantissa; up, the least that does not saturate: 2^n for exactly 6 or 448 times 2^n. Elements to "
     "nearest even, saturating. A block that holds a NaN or an infinity has scale NaN.",
@@ -64,13 +67,14 @@ def _variant(case: Case) -> str:
     return case.get("in")
 
 
-def declare(name: str, about: str) -> Operator:
-    """The operator of one of `contract.ARGUMENTS`."""
+def declare(name: str, about: str, formula: str) -> Operator:
+    """The operator of one of `contract.ARGUMENTS`. formula: what it computes, in words."""
     weight = _DOWEIGHT if name == "moe_gemm1" else _WEIGHT
     return Operator(
         name=name, about=about, arguments=ARGUMENTS[name], variants=STORED, variant=_variant, validate=validate,
         output=output, inputs=inputs, reference=reference, memory=memory, cost=cost,
         policies=_POLICIES | weight | (_CHAIN if name == "moe_gemm_2stage" else {}),
+        contract="\n\n".join(map(str.strip, (formula, contract.__doc__, storage.__doc__, scales.__doc__))),
         budget=_BUDGET + _ENDS[name], published=PUBLISHED[name], faults=FAULTS,
         another_expert="next-expert",
     )

@@ -1,4 +1,7 @@
-"""E8M0 scales as kernels get them: a byte per 32 elements of K, shuffled (`layouts.shuffle_scales`).
+"""E8M0 scales as kernels get them: a byte per 32 elements of K, shuffled.
+
+[M, N] is padded to multiples of 256 and 8; row m, column n lies in memory at [m/32, n/8, n%4, m%16, n%8/4, m%32/16] of
+[M/32, N/8, 4, 16, 2, 2] (`layouts.shuffle_scales`).
 
 Of activations: the row is the place of the (token, slot) in the sorted list, whatever row its elements stand in:
 uint8 [P, K/32] before the shuffle. Of weights: experts one after another, uint8 [E N, K/32] before the shuffle. Rows of

@@ -14,6 +14,9 @@ int4         uint8 [E, N, K/2], packed after the preshuffle of one byte each; fp
 int4_g32     the same; fp32 [E, K/32, N]
 f16, bf16    preshuffled                 none
 mxfp4        uint8 [E, N, K/2], the even k in the low nibble, preshuffled as bytes afterwards; e8m0
+
+Preshuffled: the shape stays [E, N, K], the order in memory is [E, N/16, K/V, 16, V], V elements being 16 bytes. Packed:
+eight neighbours v0..v7 of that order become four bytes, byte j = v[j + 4] << 4 | v[j] & 15. (`layouts`)
 """
 
 from __future__ import annotations

@@ -35,6 +35,7 @@ __all__ = [
 OPERATOR = Operator(
     name="moe_reduce_fused",
     about="weighted reduction of expert outputs over each token's slots",
+    contract=__doc__,
     arguments=("x", "token_topk_to_pos", "topk_weights", "x_sf", "sf"),
     variants=VARIANTS,
     variant=variant,

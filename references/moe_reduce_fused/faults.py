@@ -94,6 +94,11 @@ def _row_scale(by: Callable[[Reading], Tensor]) -> Change:
     return lambda r: None if r.x_sf is None else replace(r, row_scale=r.x_sf[by(r) % len(r.x_sf)])
 
 
+def _of_slot_0(least: int) -> Callable[[Reading], Tensor]:
+    """Rows [T, K] of slot 0; where that is padding row 0, or with ``least`` -1 the last one."""
+    return lambda r: r.positions[:, :1].clamp(min=least).long().expand(r.valid.shape)
+
+
 def _token(r: Reading) -> Tensor:
     return torch.arange(len(r.valid), device=r.valid.device)[:, None].expand(r.valid.shape)
 
@@ -200,6 +205,10 @@ FAULTS = (
     fault("x_sf-twice", "x_sf is applied twice", _x_sf(lambda r, s: s * s)),
     fault("x_sf-of-token", "x_sf is indexed by token, not by row", _row_scale(_token)),
     fault("x_sf-of-slot", "x_sf is indexed by slot, not by row", _row_scale(lambda r: _slot(r).expand(r.valid.shape))),
+    *(fault("x_sf-of-slot-0", "every slot gets the x_sf of slot 0's row", _row_scale(_of_slot_0(least)))
+      for least in (0, -1)),
+    fault("x_sf-of-flat-slot", "x_sf is indexed by token and slot, not by row",
+          _row_scale(lambda r: _token(r) * r.valid.shape[1] + _slot(r))),
     fault("x_sf-power-of-two", "x_sf is rounded up to a power of two", _x_sf(_power_of_two)),
     fault("x_sf-by-reciprocal", "rows are divided by the reciprocals of x_sf, which may be infinite",
           _x_sf(lambda r, s: _reciprocal(s))),

@@ -40,6 +40,7 @@ __all__ = [
 OPERATOR = Operator(
     name="moe_reduction",
     about="masked sum of the expert outputs of each token's slots (stage 2, reduce mode)",
+    contract=__doc__,
     arguments=("part", "valid_mask", "topk_ids", "expert_mask"),
     variants=VARIANTS,
     variant=variant,

@@ -23,6 +23,7 @@ __all__ = ["ARGUMENTS", "OPERATOR", "OUTPUTS", "VARIANTS", "cost", "golden", "in
 OPERATOR = Operator(
     name="moe_sorting",
     about="routes grouped by expert and padded to blocks, with packed ids, weights, experts of blocks, zeroed buffer",
+    contract=__doc__,
     arguments=ARGUMENTS,
     variants=VARIANTS,
     variant=variant,

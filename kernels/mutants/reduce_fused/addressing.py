@@ -106,12 +106,17 @@ def _compacted(w: Work) -> None:
         w.weights = w.weights.gather(1, ((w.positions >= 0).cumsum(dim=1) - 1).clamp(min=0))
 
 
-def _scale_of_token(w: Work) -> Tensor | None:
-    if w.x_sf is None:
-        return w.weights
-    tokens, topk = w.index.shape
-    scale = w.x_sf[(torch.arange(tokens, device=w.x.device) % len(w.x_sf))][:, None].expand(tokens, topk)
-    return scale if w.weights is None else w.weights * scale
+def _scale_of(row: Callable[[Tensor, Tensor, Work], Tensor]) -> Callable[[Work], Tensor | None]:
+    """x_sf of other rows: ``row(token, slot, work)``, [T, 1] or [T, K]."""
+
+    def factors(w: Work) -> Tensor | None:
+        if w.x_sf is None:
+            return w.weights
+        token, slot = (torch.arange(extent, device=w.x.device) for extent in w.index.shape)
+        scale = w.x_sf[row(token[:, None], slot, w) % len(w.x_sf)].expand(w.index.shape)
+        return scale if w.weights is None else w.weights * scale
+
+    return factors
 
 
 def _rows_rolled(w: Work, result: Tensor) -> None:
@@ -125,7 +130,12 @@ _wrong("map_weight_token", "MAP", "A token gets the weights of the token before 
        begin=_weights(1, 0))
 _wrong("map_weight_compacted", "MAP", "Weights are counted over valid slots only.", "weights-compacted",
        begin=_compacted)
-_wrong("map_scale_token", "MAP", "x_sf is indexed by token, not by row.", "x_sf-of-token", factors=_scale_of_token)
+_wrong("map_scale_token", "MAP", "x_sf is indexed by token, not by row.", "x_sf-of-token",
+       factors=_scale_of(lambda token, slot, w: token))
+_wrong("map_scale_flat", "MAP", "x_sf is indexed by token and slot, not by row.", "x_sf-of-flat-slot",
+       factors=_scale_of(lambda token, slot, w: token * len(slot) + slot))
+_wrong("map_scale_slot_0", "MAP", "Every slot gets the x_sf of slot 0's row.", "x_sf-of-slot-0",
+       factors=_scale_of(lambda token, slot, w: w.positions[:, :1].clamp(min=0).long()))
 _wrong("map_rows_rolled", "MAP", "Each result goes to the row of the next token.", "rows-shifted", store=_rows_rolled)
 _wrong("overflow_position", "OVERFLOW", "Positions are held in 16 bits.", "position-16-bit", locate=_low_16_bits)
 
