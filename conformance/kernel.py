@@ -75,12 +75,12 @@ class Kernel:
     @property
     def module(self) -> str:
         """The module to import to have this kernel."""
-        return self.home or self.function.__module__
+        return self.home or str(code_of(self.function).__module__)
 
     @property
     def modules(self) -> tuple[str, ...]:
         """That one, and where the function's code stands, if elsewhere."""
-        return tuple(dict.fromkeys((self.module, self.function.__module__)))
+        return tuple(dict.fromkeys((self.module, str(code_of(self.function).__module__))))
 
     def repeats(self, params: Mapping[str, str]) -> bool:
         """Whether a case with these parameters must give the same bits on every run."""
@@ -208,7 +208,10 @@ def kernel(operator: str, *, promise: str = "within-budget", name: str | None = 
             raise unknown_name("device of @kernel", device, DEVICES)
 
     def register(function: Callable[..., Any]) -> Kernel:
-        label = name or function.__name__
+        label = name or getattr(function, "__name__", None)
+        if label is None:  # a partial function, or an object that can be called
+            raise ConformanceError(f"a kernel of {operator} is a {type(function).__name__}, which has no name of its "
+                                   "own: give it name=")
         parameters = frozenset(inspect.signature(function).parameters)
         if options.get("configs") and "config" not in parameters:
             raise ConformanceError(f"kernel {label} declares configs= and has no parameter 'config' to force one")
@@ -225,6 +228,13 @@ def kernel(operator: str, *, promise: str = "within-budget", name: str | None = 
     return register
 
 
+def code_of(function: Callable[..., Any]) -> Any:
+    """What has ``__module__`` and ``__qualname__``: of a partial function that which it calls, of an object its class."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function if hasattr(function, "__qualname__") else type(function)
+
+
 def _module_at_work() -> str:
     """The module whose body is being executed, "" where there is none, as when a program's own functions call."""
     frame = inspect.currentframe()
@@ -235,7 +245,8 @@ def _module_at_work() -> str:
 
 
 def _place(record: Kernel) -> str:
-    made = f"{record.function.__module__}.{record.function.__qualname__}"
+    code = code_of(record.function)
+    made = f"{code.__module__}.{code.__qualname__}"
     return made if len(record.modules) == 1 else f"{made} (in {record.module})"
 
 
