@@ -149,6 +149,23 @@ def test_what_depends_on_poison_is_not_said_to_be_right():
     assert result.kind == "poison" and "correct within its budget" not in result.message
 
 
+def test_an_explanation_that_another_poison_refutes_is_not_named():
+    """NaN everywhere is what a sum added to an output full of NaN leaves as well, in the first launch only."""
+    def reads_all_rows(x, token_topk_to_pos, *, topk_weights=None, x_sf=None, sf=None, out):
+        out.copy_(right(x, token_topk_to_pos, topk_weights, x_sf, sf, out.dtype) + x.float().sum(dim=0) * 0)
+
+    result = Judge(Settings()).run(sample(tokens=21, topk=4), subject(reads_all_rows))
+    assert result.state == "fail" and cause_of(result.record()) == "all-nan", result.message
+
+
+def test_a_factor_next_to_one_is_told_by_its_distance_from_one():
+    def nearly(x, token_topk_to_pos, *, topk_weights=None, x_sf=None, sf=None, out):
+        out.copy_(right(x, token_topk_to_pos, topk_weights, x_sf, sf, out.dtype) * (1 + 2.0**-13))
+
+    result = Judge(Settings()).run(sample(tokens=21, topk=4), subject(nearly))
+    assert ": the result is 1 + 0.00012 times the right one (explains " in result.message, result.message
+
+
 def test_a_right_result_has_no_diagnosis():
     call, reference = call_of(sample(tokens=9))
     assert diagnose([gather(reference.golden.clone(), call, reference, 0)], contract().faults) is None
