@@ -22,7 +22,8 @@ and import one another only downwards, from the last of these to the first (`tes
     commands        the command line
 """
 
+from conformance.decorator import kernel
 from conformance.errors import ConformanceError, NotSupported
-from conformance.kernel import Kernel, kernel, report_path
+from conformance.kernel import Kernel, report_path
 
 __all__ = ["ConformanceError", "Kernel", "NotSupported", "kernel", "report_path"]

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import functools
-import inspect
-import sys
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
-
-from conformance.errors import ConformanceError, unknown_name
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,7 +18,6 @@ if TYPE_CHECKING:
 LEVELS = ("bit-exact", "within-budget", "published")
 DEVICES = ("cpu", "cuda")
 ROLES = ("candidate", "baseline", "pytorch")
-_REGISTRY: dict[tuple[str, str], Kernel] = {}
 _path: ContextVar[list[str] | None] = ContextVar("path", default=None)
 
 
@@ -76,12 +71,12 @@ class Kernel:
     @property
     def module(self) -> str:
         """The module to import to have this kernel."""
-        return self.home or self.function.__module__
+        return self.home or str(code_of(self.function).__module__)
 
     @property
     def modules(self) -> tuple[str, ...]:
         """That one, and where the function's code stands, if elsewhere."""
-        return tuple(dict.fromkeys((self.module, self.function.__module__)))
+        return tuple(dict.fromkeys((self.module, str(code_of(self.function).__module__))))
 
     def repeats(self, params: Mapping[str, str]) -> bool:
         """Whether a case with these parameters must give the same bits on every run."""
@@ -193,65 +188,8 @@ class Kernel:
         return self.run(arguments, out, config)[0]
 
 
-def kernel(operator: str, *, promise: str = "within-budget", name: str | None = None, **options: Any
-           ) -> Callable[[Callable[..., Any]], Kernel]:
-    """Register the decorated function as a kernel of ``operator``; see `Kernel` for the options.
-
-    Raises ConformanceError for an unknown option or promise, or when the name is taken by another function.
-    """
-    if promise not in LEVELS:
-        raise unknown_name("promise", promise, LEVELS)
-    known = {"about", "devices", "supports", "requires", "prepare", "configs", "repeatable", "strided",
-             "graph_safe", "native", "route", "lower", "role"}
-    for option in options:
-        if option not in known:
-            raise unknown_name("option of @kernel", option, known)
-    if options.get("role", ROLES[0]) not in ROLES:
-        raise unknown_name("role of @kernel", options["role"], ROLES)
-    for device in options.get("devices", ()):
-        if device not in DEVICES:
-            raise unknown_name("device of @kernel", device, DEVICES)
-
-    def register(function: Callable[..., Any]) -> Kernel:
-        label = name or function.__name__
-        signature = inspect.signature(function).parameters.values()
-        takes_rest = any(one.kind is one.VAR_KEYWORD for one in signature)
-        parameters = frozenset(one.name for one in signature if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL))
-        if options.get("configs") and "config" not in parameters:
-            raise ConformanceError(f"kernel {label} declares configs= and has no parameter 'config' to force one")
-        record = Kernel(label, operator, function, promise, parameters=parameters, takes_rest=takes_rest,
-                        home=_module_at_work(), **options)
-        places = [_place(one) for one in (_REGISTRY.get((operator, label), record), record)]
-        if len(set(places)) > 1:  # the same one again: its module was reloaded
-            raise ConformanceError(
-                f"two kernels of {operator} are called {label!r}: {' and '.join(places)}; "
-                "give one of them another name="
-            )
-        _REGISTRY[operator, label] = record
-        return record
-
-    return register
-
-
-def _module_at_work() -> str:
-    """The module whose body is being executed, "" where there is none, as when a program's own functions call."""
-    frame = inspect.currentframe()
-    while frame is not None and frame.f_code.co_name != "<module>":
-        frame = frame.f_back
-    name = frame.f_globals.get("__name__", "") if frame is not None else ""
-    return name if name in sys.modules and name != "__main__" else ""
-
-
-def _place(record: Kernel) -> str:
-    made = f"{record.function.__module__}.{record.function.__qualname__}"
-    return made if len(record.modules) == 1 else f"{made} (in {record.module})"
-
-
-def registered(operator: str) -> dict[str, Kernel]:
-    """Kernels of one operator by name, in order of registration."""
-    return {label: record for (of, label), record in _REGISTRY.items() if of == operator}
-
-
-def all_registered() -> list[Kernel]:
-    """Kernels of every operator, also of operators that do not exist."""
-    return list(_REGISTRY.values())
+def code_of(function: Callable[..., Any]) -> Any:
+    """What has ``__module__`` and ``__qualname__``: of a partial function what it calls, of an object its class."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function if hasattr(function, "__qualname__") else type(function)

@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from conformance.decorator import kernel
 from conformance.errors import ConformanceError, unknown_name
-from conformance.kernel import Kernel, kernel
+from conformance.kernel import Kernel
 
 FAULTS = (
     "SENTINEL", "EMPTY", "STALE", "TAIL", "OVERFLOW", "LAYOUT", "MAP", "NONFINITE", "SCALE", "CASTROUND", "ROUTING",

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING
 
 from conformance.arch import Arch
 from conformance.cases.matrix import Matrix, load_matrix
+from conformance.decorator import all_registered, registered
 from conformance.errors import ConformanceError, unknown_name
 from conformance.expectations.files import read_arch
-from conformance.kernel import Kernel, all_registered, registered
+from conformance.kernel import Kernel
 
 if TYPE_CHECKING:
     from conformance.operator import Operator
@@ -145,9 +146,10 @@ def kernels(operator_name: str, wanted: Sequence[str] = ()) -> list[Kernel]:
     if not wanted:  # mutants may be loaded in this process, and are no part of any ordinary run
         return [kernel for kernel in registered(operator_name).values() if not kernel.module.startswith(MUTANTS)]
     chosen: dict[str, Kernel] = {}
-    for name in wanted:
+    for name in sorted(wanted, key=_may_be_module, reverse=True):  # a name may be that of a kernel in a later module
         if not _named(name):
             _import_module(name)
+    for name in wanted:
         chosen |= {kernel.name: kernel for kernel in _named(name) if kernel.operator == operator_name}
     return list(chosen.values())
 
@@ -181,10 +183,15 @@ def _named(name: str) -> list[Kernel]:
     return inside or called or [kernel for kernel in everything if any(kernel is one for one in attributes)]
 
 
+def _may_be_module(name: str) -> bool:
+    """Whether a name without dots is a module's, as far as can be told without importing it; with dots it may be."""
+    is_path = all(part.isidentifier() for part in name.split("."))
+    return is_path and ("." in name or name in sys.modules or importlib.util.find_spec(name) is not None)
+
+
 def _import_module(name: str) -> None:
     """Import a module that ``--kernels`` names. Raises ConformanceError when there is none, or no kernel in it."""
-    is_path = all(part.isidentifier() for part in name.split("."))
-    if not is_path or ("." not in name and importlib.util.find_spec(name) is None):
+    if not _may_be_module(name):
         known = {kernel.name for kernel in all_registered() if not kernel.module.startswith(MUTANTS)}
         raise ConformanceError(f"{unknown_name('kernel', name, known)} A module is found through PYTHONPATH; a file is "
                                "named by its path, which ends in .py.")

@@ -96,7 +96,7 @@ def _rules(records: Records) -> tuple[RuleRow, ...]:
         )
         against = sum(r.failing and r.kind in CONTRADICTIONS for r in governed)
         states = Counter(r.state for r in governed)
-        rows.append(RuleRow(text, where, reason, source, until, int(rule.get("cases", 0)), states, against))
+        rows.append(RuleRow(text, where, reason, source, until, int(rule.get("cases") or 0), states, against))
     return tuple(sorted(rows, key=lambda row: -row.contradictions))
 
 

@@ -242,12 +242,19 @@ def _run(fields: Fields) -> Run:
         here=fields.flag("here", True),
         facts=_facts(fields),
         probe=fields.table("probe"),
-        rules=fields.tables("rules"),
+        rules=_rules(fields),
         resumed=fields.tables("resumed"),
         shard=fields.table("shard") or None,
         merged=fields.table("merged") or None,
         bench=fields.flag("bench"),
     )
+
+
+def _rules(fields: Fields) -> tuple[Mapping[str, Any], ...]:
+    found = fields.tables("rules")
+    for number, rule in enumerate(found):
+        Fields(rule, f"{fields.where}: rules.{number}").integer("cases", 0)
+    return found
 
 
 def _facts(fields: Fields) -> Mapping[str, Any]:

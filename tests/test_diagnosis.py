@@ -149,6 +149,23 @@ def test_what_depends_on_poison_is_not_said_to_be_right():
     assert result.kind == "poison" and "correct within its budget" not in result.message
 
 
+def test_an_explanation_that_another_poison_refutes_is_not_named():
+    """NaN everywhere is what a sum added to an output full of NaN leaves as well, in the first launch only."""
+    def reads_all_rows(x, token_topk_to_pos, *, topk_weights=None, x_sf=None, sf=None, out):
+        out.copy_(right(x, token_topk_to_pos, topk_weights, x_sf, sf, out.dtype) + x.float().sum(dim=0) * 0)
+
+    result = Judge(Settings()).run(sample(tokens=21, topk=4), subject(reads_all_rows))
+    assert result.state == "fail" and cause_of(result.record()) == "all-nan", result.message
+
+
+def test_a_factor_next_to_one_is_told_by_its_distance_from_one():
+    def nearly(x, token_topk_to_pos, *, topk_weights=None, x_sf=None, sf=None, out):
+        out.copy_(right(x, token_topk_to_pos, topk_weights, x_sf, sf, out.dtype) * (1 + 2.0**-13))
+
+    result = Judge(Settings()).run(sample(tokens=21, topk=4), subject(nearly))
+    assert ": the result is 1 + 0.00012 times the right one (explains " in result.message, result.message
+
+
 def test_a_right_result_has_no_diagnosis():
     call, reference = call_of(sample(tokens=9))
     assert diagnose([gather(reference.golden.clone(), call, reference, 0)], contract().faults) is None
@@ -278,6 +295,8 @@ def test_an_empty_mask_has_no_region():
     ("e4m3", "cast-truncates", 2.0**-7 * 1.9, 2.0**-7 + 2.0**-9 * 3),
     ("e4m3", "cast-flushes", 2.0**-7, 0.0),
     ("e4m3", "overflow-240", 300.0, 240.0),
+    ("e4m3", "nan-448", float("nan"), 448.0),
+    ("e4m3", "infinity-nan", -1000.0, -448.0),
     ("fp16", "overflow-saturates", 1e6, 65504.0),
 ])
 def test_a_faulty_cast(form, key, value, result):
@@ -289,7 +308,41 @@ def test_every_fault_of_the_table_has_a_mutant_or_a_reason():
     """Keys that no mutant expects are explanations for faults next to the mutants'."""
     expected = {key for one in mutants.mutants(OPERATOR).values() for key in one.diagnosis}
     assert {fault.key for fault in contract().faults} - expected <= {
-        "weights-of-next-slot", "weights-of-next-token", "x_sf-of-slot", "x_sf-bf16"}
+        "weights-of-next-slot", "weights-of-next-token", "x_sf-of-slot", "x_sf-bf16", "x_sf-fp16", "x_sf-tf32",
+        "weights-fp16", "weights-tf32", "weights-abs", "weights-negative", "weights-finite", "x_sf-abs"}
+
+
+@pytest.mark.parametrize(("change", "causes", "params"), [
+    (lambda w: w.half().float(), {"weights-fp16"}, {}),
+    (lambda w: ((w.view(torch.int32) + (1 << 12)) & -(1 << 13)).view(torch.float32),
+     {"weights-fp16", "weights-tf32"}, {}),  # apart in ties
+    (torch.abs, {"weights-abs"}, {"data": "coded"}),
+    (lambda w: w.clamp(min=0), {"weights-negative"}, {"data": "coded"}),
+    (lambda w: w.nan_to_num(0.0, 0.0, 0.0), {"weights-finite"}, {"data": "nonfinite"}),
+])
+def test_what_became_of_the_weights_is_named(change, causes, params):
+    def changed(x, token_topk_to_pos, *, topk_weights=None, x_sf=None, sf=None, out):
+        out.copy_(right(x, token_topk_to_pos, change(topk_weights), x_sf, sf, out.dtype))
+
+    result = Judge(Settings()).run(sample(tokens=27, topk=4, **params), subject(changed))
+    assert cause_of(result.record()) in causes, result.message
+
+
+@pytest.mark.parametrize(("change", "cause"), [
+    (lambda s: s.half().float(), "x_sf-fp16"), (torch.abs, "x_sf-abs")])
+def test_what_became_of_x_sf_is_named(change, cause):
+    def changed(x, token_topk_to_pos, *, topk_weights=None, x_sf=None, sf=None, out):
+        out.copy_(right(x, token_topk_to_pos, topk_weights, change(x_sf), sf, out.dtype))
+
+    result = Judge(Settings()).run(sample(tokens=27, topk=4, xsf="yes"), subject(changed))
+    assert cause_of(result.record()) == cause, result.message
+
+
+def test_infinity_as_nan_is_told_apart_from_every_overflow_as_nan():
+    values = torch.tensor([[1000.0, float("inf")]], dtype=torch.float64)
+    predicted = {name: tensor.float() for name, _, tensor in casts(values, FORMATS["e4m3"])}
+    assert predicted["infinity-nan"].isnan().tolist() == [[False, True]]
+    assert predicted["overflow-nan"].isnan().tolist() == [[True, True]]
 
 
 def test_a_fault_predicts_nothing_for_a_call_that_it_cannot_act_on():

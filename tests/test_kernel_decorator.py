@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,6 +45,30 @@ def arguments() -> dict[str, Tensor]:
 
 
 EXPECTED = [3.0, 3.0, 0.0]
+
+
+class Called:
+    def __call__(self, x, token_topk_to_pos, *, topk_weights=None, x_sf=None, sf=None, out):  # type: ignore[no-untyped-def]
+        filled(x, token_topk_to_pos, topk_weights=topk_weights, x_sf=x_sf, sf=sf, out=out)
+
+
+@pytest.mark.parametrize("made", [functools.partial(filled, config="fast"), Called(), Called().__call__])
+def test_whatever_can_be_called_can_be_a_kernel(made: Any) -> None:
+    one = kernel(NAME, name="made")(made)
+    assert one(**arguments())[:, 0].tolist() == EXPECTED and one.modules == (__name__,)
+
+
+def test_what_has_no_name_of_its_own_needs_one() -> None:
+    with pytest.raises(ConformanceError, match=f"a kernel of {NAME} is a partial, which has no name of its own: give "
+                                               "it name="):
+        kernel(NAME)(functools.partial(filled))
+
+
+def test_a_kernel_may_be_named_before_the_module_that_defines_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+                                                                 ) -> None:
+    source = DEFINITION.format(NAME, "first_one") + DEFINITION.format(NAME, "other")
+    module(tmp_path, "later_module", source, monkeypatch)
+    assert [one.name for one in kernels(NAME, ["first_one", "later_module"])] == ["first_one", "other"]
 
 
 def test_a_bound_call_validates_nothing_and_can_be_made_again() -> None:

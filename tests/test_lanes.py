@@ -15,11 +15,12 @@ import pytest
 
 from conformance import disk_cache
 from conformance.arch import Arch, Fact
+from conformance.decorator import _REGISTRY
 from conformance.disk_cache import hold
 from conformance.environment import ABSENT
 from conformance.expectations.held import hold as held
 from conformance.expectations.rule import Expectation
-from conformance.kernel import _REGISTRY, Kernel
+from conformance.kernel import Kernel
 from conformance.lanes import assembly, lowering
 from conformance.lanes.resources import beyond, instructions, malformed, unknown_limits, used
 from conformance.lanes.take import Lanes

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from engine_samples import one_thread as one_thread
-from sorting_samples import ALLOWED, EDITS, NAME, by_loop, call_of, loop_kernel, sample
+from sorting_samples import ALLOWED, EDITS, NAME, Edit, by_loop, call_of, loop_kernel, sample
 from torch import Tensor
 
 from conformance.case import Case
@@ -21,6 +23,8 @@ from conformance.kernel import Kernel
 from conformance.operator import Arguments, References, Shared
 from conformance.registry import kernels, matrix, operator
 from conformance.result import Result, Settings
+from conformance.zoo.kill_matrix import cause_of
+from references.moe_gemm_2stage.sorting import sentinel, sort
 
 CONTRACT = operator(NAME)
 
@@ -40,7 +44,7 @@ def cpu_edge_cases() -> list[Case]:
 def test_tiers_have_the_declared_numbers_of_cases() -> None:
     of = matrix(NAME)
     counts = {tier: len(of.cases(tier)) for tier in of.tier_names}
-    assert counts == {"official": 240, "smoke": 36, "masks": 96, "models": 64, "edge": 312}
+    assert counts == {"official": 240, "smoke": 36, "masks": 96, "models": 64, "edge": 316}
     assert len(of.plan(("smoke", "edge"))) - len(of.cases("edge")) == 36
     assert {case.get("mask") for case in of.cases("official")} == {"none", "half"}
 
@@ -52,6 +56,45 @@ def test_the_last_of_1024_experts_has_routes() -> None:
     for case in last:
         ids = operator(NAME).inputs(case, "reduced", torch.device("cpu"), Shared()).arguments["topk_ids"]
         assert int((ids == case.number("experts") - 1).sum()) > 0
+
+
+def _sorts_in_16_bits(narrow: Callable[[Tensor], Tensor]) -> Kernel:
+    """The reference with another number in the place of each token, given slot << 24 | token."""
+    def sorts(topk_ids, topk_weights, expert_mask, experts, block, hidden,  # type: ignore[no-untyped-def]
+              buffer_dtype, invalid, duplicates):
+        found = sort(topk_ids, topk_weights, experts, block, expert_mask)
+        padding = found.token_ids == sentinel(*topk_ids.shape)
+        ids = torch.where(padding, found.token_ids, narrow(found.token_ids).to(torch.int32))
+        return ids, found.weights, found.expert_ids, found.num_valid, torch.zeros(len(topk_ids), hidden,
+                                                                                  dtype=buffer_dtype)
+
+    return Kernel("sorts", NAME, sorts, "within-budget", parameters=frozenset(inspect.signature(sorts).parameters))
+
+
+@pytest.mark.parametrize("narrow", [
+    lambda ids: ids & ~0xFF8000,
+    lambda ids: ids & ~0xFF0000,
+    lambda ids: torch.where((ids & 0xFFFFFF) * 8 + (ids >> 24) > 0xFFFF, 0, ids),
+])
+def test_a_kernel_with_16_bits_for_tokens_or_routes_is_caught_without_a_gpu(narrow: Callable[[Tensor], Tensor]) -> None:
+    """Cases of official sizes have as many only on a GPU."""
+    cases = [case for case in cpu_edge_cases() if case.family == "F10-16-bits" and case.get("mask") == "none"]
+    judge = Judge(Settings())
+    assert {judge.run(case, _sorts_in_16_bits(narrow)).state for case in cases} >= {"fail"}
+    assert {judge.run(case, _sorts_in_16_bits(lambda ids: ids)).state for case in cases} == {"pass"}
+
+
+@pytest.mark.parametrize(("key", "change"), [
+    ("tokens-routes", lambda w: w.outs["num_valid_ids"].__setitem__(1, 3 * w.outs["num_valid_ids"][1])),
+    ("sentinel-last-slot", lambda w: w.outs["sorted_token_ids"].masked_fill_(
+        w.outs["sorted_token_ids"] == w.pad, w.pad - 2**24)),
+    ("sentinel-last-token", lambda w: w.outs["sorted_token_ids"].masked_fill_(
+        w.outs["sorted_token_ids"] == w.pad, w.pad - 1)),
+    ("owner-8-bit", lambda w: w.outs["sorted_expert_ids"].bitwise_and_(255)),
+])
+def test_the_first_sentence_names_it(key: str, change: Edit) -> None:
+    case = sample(tokens=40, topk=3, experts=300 if key == "owner-8-bit" else 9, routing="even")
+    assert cause_of(Judge(Settings()).run(case, loop_kernel(change)).record()) == key
 
 
 @pytest.mark.parametrize(("mask", "routes", "blocks"), [(None, 4, 3), ([1, 0, 1, 1], 3, 2)])

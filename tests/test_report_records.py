@@ -12,6 +12,7 @@ import pytest
 import report_samples as samples
 
 from reports import ReportError, read_records, write_report
+from reports.architecture import architecture
 from reports.digest import NO_RESULT, digest
 
 POINTS = list(itertools.islice(samples.official_params(), 4))
@@ -104,6 +105,13 @@ def test_verdicts(tmp_path: Path, state: str, lane: str, end: dict[str, Any], re
     assert (verdict.reason, verdict.passed) == (reason, reason.startswith("12 of 12 results passed"))
 
 
+def test_a_rule_without_a_number_of_cases_is_shown_with_none(tmp_path: Path) -> None:
+    content = samples.lines(iter(POINTS))
+    content[0].update(rules=[{"text": "a rule", "cases": None}])
+    (row,) = architecture(read_records(_file(tmp_path, content))).rules
+    assert (row.text, row.cases) == ("a rule", 0)
+
+
 def test_nan_infinity_and_control_characters_survive(tmp_path: Path) -> None:
     content = samples.lines(iter(POINTS[:1]))
     content[1].update(budget_fraction=math.inf, max_error=math.nan, trace="\x1b[31mred\x1b[0m\x00 \ud800")
@@ -134,6 +142,7 @@ RESULT = samples.result_line(POINTS[0], "h_tiled")
         (_raw(RUN, RUN), 2, "second 'run' line"),
         (_raw(RUN, {"type": "note"}), 2, "unknown type 'note'"),
         (_raw({**RUN, "schema": 2}), 1, "schema 2 is not the 1"),
+        (_raw({**RUN, "rules": [{"cases": "all"}]}), 1, "rules.0: 'cases' must be an integer, is 'all'"),
         (_raw({**RUN, "planned": {"h_tiled": True}}), 1, "'h_tiled' must be an integer, is True"),
         (_raw({**RUN, "arch": None}), 1, "'arch' is missing"),
         (

@@ -26,7 +26,7 @@ from conformance.operator import Fault
 FIRST = 4  # failures of one kernel in one process that are all diagnosed; then each time their number has doubled
 SECONDS = 60.0  # for all diagnoses of one process
 PROBE = 2  # number of the poison whose rows all differ
-ENOUGH = 0.5  # of the wrong elements: what explains fewer is no explanation
+ENOUGH = 0.5  # of the wrong elements: what explains no more is no explanation
 OTHER_ROUNDING = "other-rounding"
 REACHED = "promise='within-budget' is the level that it reaches"
 _WORTH = 0.6  # of the best fit to the failure: what fits less is not tried on further observations
@@ -113,7 +113,7 @@ def diagnose(observed: Sequence[Evidence], faults: Iterable[Fault], before: Iter
         for known in scores.values():
             known.settle(evidence)
     best = max(scores.values(), key=lambda score: (round(score.fit, 9), score.equal))  # the first of equals
-    if best.fit < ENOUGH:
+    if best.fit <= ENOUGH:
         return _by_place(failure)
     ties = tuple(s.key for s in scores.values() if s is not best and s.fit >= best.fit - 1e-9 and s.equal == best.equal)
     sentence, remaining = best.sentence, ""
@@ -136,6 +136,7 @@ class _Score:
         self.share = 0.0
         self.hits: Tensor | None = None  # of the failure: wrong elements that stay unexplained
         self.equal = 0  # hits with the very bits
+        self.refuted = False  # of one of the observations it predicts nothing
         self._hit = self._all = 0
         self._offered: Measured | None = None
         self._primary = False
@@ -154,6 +155,7 @@ class _Score:
         if self._offered is not None and self._primary:
             self.share = found.hits / max(1, wrong)
             self.hits = found.unexplained if bool(found.unexplained.any()) else None
+        self.refuted |= wrong > 0 and found.hits == 0
         self._hit += found.hits
         self._all += wrong + found.false
         self.equal += found.equal
@@ -161,7 +163,7 @@ class _Score:
 
     @property
     def fit(self) -> float:
-        return self._hit / self._all if self._all else 0.0
+        return self._hit / self._all if self._all and not self.refuted else 0.0
 
 
 def _predictions(evidence: Evidence, faults: Iterable[Fault], before: Iterable[Fault], known: Predictions

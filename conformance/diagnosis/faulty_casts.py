@@ -68,6 +68,9 @@ _GENERAL: tuple[tuple[str, str, Callable[[Tensor, Format], Tensor]], ...] = (
 )
 _OF_E4M3: tuple[tuple[str, str, Callable[[Tensor, Format], Tensor]], ...] = (
     ("overflow-nan", "e4m3 overflow gives NaN in the place of 448", _nan_beyond),
+    ("infinity-nan", "infinity gives NaN in e4m3, in the place of 448",
+     lambda v, form: cast(v.masked_fill(v.isinf(), torch.nan), form.dtype)),
+    ("nan-448", "NaN gives 448 in e4m3", lambda v, form: cast(v.nan_to_num(448.0, 448.0, -448.0), form.dtype)),
     ("overflow-240", "e4m3 saturates at 240, the limit of the fnuz format",
      lambda v, form: cast(v.clamp(-240.0, 240.0), form.dtype)),
     ("overflow-256", "e4m3 saturates at 256", lambda v, form: cast(v.clamp(-256.0, 256.0), form.dtype)),

@@ -141,7 +141,10 @@ def _diagnosis(failure: _Failure, first: Reference, kind: str) -> Diagnosis | No
         return diagnose(observed, faults, tuple(_remembered(launcher, first, failure.name)))
     if faults and (again := failure.again(PROBE)) is not None:  # a poison whose rows all differ
         # What is not written is not written again: the probe is held to the places seen first.
-        observed.append(replace(observe(again[failure.name], PROBE), left=observed[0].left))
+        probe = gather(again[failure.name], part.call, reference, PROBE)
+        if probe.kept and kind != "bits":  # right with this poison: other roundings than the golden's are not wrong
+            probe = replace(probe, kept=False, wrong=torch.zeros_like(probe.wrong))
+        observed.append(replace(probe, left=observed[0].left))
     found = diagnose(brought_evidence(observed), faults, predictions=failure.joint.predictions)
     if found is not None and part.config is not None:
         known = launcher.kernel.configs[:_MOST_CONFIGS]

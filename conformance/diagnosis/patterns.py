@@ -38,6 +38,9 @@ def last(evidence: Evidence) -> Iterator[Predicted]:
     zeros = (result.float() == 0) & (golden.float() == 0)
     raw[zeros] = bits(result)[zeros]
     yield "zero-sign", "zeros have the wrong sign", raw.view(golden.dtype)
+    if bool(result.float().isnan().all()):
+        yield ("all-nan", "everything is NaN, so something that is NaN takes part in every element: rows or scales "
+               "that nothing refers to hold NaN", torch.full_like(result.float(), torch.nan).to(golden.dtype))
     yield from _factor(evidence, golden, result)
     for by in (1, -1):
         where = "next" if by == 1 else "previous"
@@ -69,7 +72,7 @@ def _factor(evidence: Evidence, golden: Tensor, result: Tensor) -> Iterator[Pred
     elif abs(factor + 1) < 2.0**-6:
         factor, text = -1.0, "-1"
     else:
-        text = f"{factor:.4g}"
+        text = f"{factor:.4g}" if abs(factor - 1) >= 1e-3 else f"1 {'-' if factor < 1 else '+'} {abs(factor - 1):.2g}"
     yield "constant-factor", f"the result is {text} times the right one", cast((evidence.exact * factor).float(),
                                                                              golden.dtype)
 

@@ -150,6 +150,14 @@ def _tf32(rows: Tensor) -> Tensor:
     return torch.where(rows.isfinite(), raw.view(torch.float32), rows)
 
 
+_LOW: tuple[tuple[str, Callable[[Tensor], Tensor]], ...] = (
+    ("bf16", lambda one: one.bfloat16().float()), ("fp16", lambda one: one.half().float()), ("tf32", _tf32))
+
+
+def _to(low: Callable[[Tensor], Tensor]) -> Callable[[Reading, Tensor], Tensor]:
+    return lambda r, one: low(one)
+
+
 def _mean(r: Reading) -> Reading:
     count = r.valid.sum(dim=1, keepdim=True).clamp(min=1)
     return replace(r, before_sf=lambda total: total / count)
@@ -200,6 +208,10 @@ FAULTS = (
     fault("weights-by-reciprocal", "rows are divided by the reciprocals of weights, which may be infinite",
           _weights(lambda r, w: _reciprocal(w))),
     fault("weights-flushed", "weights below 2^-126 count as 0", _weights(lambda r, w: _flushed(w))),
+    fault("weights-abs", "weights lose their sign", _weights(lambda r, w: w.abs())),
+    fault("weights-negative", "negative weights count as 0", _weights(lambda r, w: w.clamp(min=0))),
+    fault("weights-finite", "NaN and infinity among the weights count as 0",
+          _weights(lambda r, w: w.nan_to_num(0.0, 0.0, 0.0))),
     fault("weights-default", "absent weights count as 1 / K", _default_weights),
     fault("x_sf-missing", "x_sf is left out", _x_sf(lambda r, s: None)),
     fault("x_sf-twice", "x_sf is applied twice", _x_sf(lambda r, s: s * s)),
@@ -213,6 +225,7 @@ FAULTS = (
     fault("x_sf-by-reciprocal", "rows are divided by the reciprocals of x_sf, which may be infinite",
           _x_sf(lambda r, s: _reciprocal(s))),
     fault("x_sf-flushed", "x_sf below 2^-126 counts as 0", _x_sf(lambda r, s: _flushed(s))),
+    fault("x_sf-abs", "x_sf loses its sign", _x_sf(lambda r, s: s.abs())),
     fault("sf-by-reciprocal", "the sum is divided by the reciprocal of sf, which may be infinite", _sf(_reciprocal)),
     fault("sf-flushed", "an sf below 2^-126 counts as 0", _sf(_flushed)),
     fault("sf-missing", "sf is left out", _sf(lambda sf: None)),
@@ -233,8 +246,8 @@ FAULTS = (
     fault("acc-fp16", "the accumulator is fp16", lambda r: replace(r, accumulator=torch.float16)),
     fault("products-rounded", "products are rounded to x's dtype before they are added",
           _only(lambda r: r.x.dtype != torch.float32, lambda r: replace(r, product=r.x.dtype))),
-    fault("weights-bf16", "the weights are rounded to bf16", _weights(lambda r, w: w.bfloat16().float())),
-    fault("x_sf-bf16", "x_sf is rounded to bf16", _x_sf(lambda r, s: s.bfloat16().float())),
+    *(fault(f"weights-{form}", f"the weights are rounded to {form}", _weights(_to(low))) for form, low in _LOW),
+    *(fault(f"x_sf-{form}", f"x_sf is rounded to {form}", _x_sf(_to(low))) for form, low in _LOW),
     fault("x-tf32", "fp32 rows are rounded to TF32", _only(lambda r: r.x.dtype == torch.float32,
                                                        lambda r: replace(r, widen=_tf32))),
 )

@@ -91,6 +91,10 @@ _IDS: tuple[tuple[str, str, Faulty], ...] = (
     ("sentinel-minus-1", "padding ids are -1", _padding(lambda tokens, topk: -1)),
     ("sentinel-last-route", "padding ids are the last token's last route",
      _padding(lambda tokens, topk: sentinel(tokens - 1, topk - 1))),
+    ("sentinel-last-token", "padding ids have the last token, and the slot's bits of padding",
+     _padding(lambda tokens, topk: sentinel(tokens - 1, topk))),
+    ("sentinel-last-slot", "padding ids have the last slot, and the token's bits of padding",
+     _padding(lambda tokens, topk: sentinel(tokens, topk - 1))),
     ("tail-zeros", "ids past the valid rows are 0", _tail(lambda tokens: 0)),
     ("tail-no-slot", "ids past the valid rows are T without the slot's bits", _tail(lambda tokens: tokens)),
     ("slot-lost", "the slot is missing in the ids", _ids(lambda token, slot: token)),
@@ -98,6 +102,7 @@ _IDS: tuple[tuple[str, str, Faulty], ...] = (
     ("slot-bits-16", "the slot stands in bits 16 to 23 of the ids", _ids(lambda token, slot: slot << 16 | token)),
     ("slot-6-bit", "slots are held in 6 bits", _ids(lambda token, slot: pack(token, slot & 63))),
     ("token-10-bit", "tokens are held in 10 bits", _ids(lambda token, slot: pack(token & 1023, slot))),
+    ("token-16-bit", "tokens are held in 16 bits", _ids(lambda token, slot: pack(token & 0xFFFF, slot))),
     ("exchanged", "token and slot have changed places in the ids",
      _ids(lambda token, slot: token << TOKEN_BITS | slot)),
     ("ids-reversed", "the ids of a run stand in reverse order, their weights do not", runs.unpaired),
@@ -174,6 +179,7 @@ _BLOCKS: tuple[tuple[str, str, Faulty], ...] = (
     ("next-block", "each block has the expert of the next one", _owners(lambda owners: owners.roll(-1))),
     ("previous-block", "each block has the expert of the one before it",
      _owners(lambda owners: torch.cat([owners[:1], owners[:-1]]))),
+    ("owner-8-bit", "experts of blocks are held in 8 bits", _owners(lambda owners: owners & 255)),
     ("descending", "experts stand in descending order", runs.descending),
     ("empty-not-numbered", "experts without a route are not counted in the numbers of blocks",
      runs.empty_not_numbered),
@@ -198,6 +204,8 @@ _NUMBERS: tuple[tuple[str, str, Faulty], ...] = (
     ("valid-unrouted", "slots without a local expert count as valid rows", runs.valid(runs.rows_with_unrouted)),
     ("tokens-padded", "the number of tokens is rounded up to a block", runs.valid(
         None, lambda given, right: -(-len(given["topk_ids"]) // right.block) * right.block)),
+    ("tokens-routes", "all slots are counted in the place of tokens", runs.valid(
+        None, lambda given, right: given["topk_ids"].numel())),
     ("valid-exchanged", "valid rows and tokens have changed places", runs.valid(
         lambda given, right: len(given["topk_ids"]), lambda given, right: right.valid_rows)),
 )
