@@ -199,7 +199,7 @@ def test_kernels_that_fail_on_one_case_share_its_predictions_and_are_told_apart_
 def test_a_failure_of_a_gpu_is_explained_on_the_cpu_alike(monkeypatch):
     """As if this were another device. Where it matters how arguments lie in memory they stay where they are."""
     known = {kernel.name: kernel for kernel in kernels(OPERATOR, (MUTANTS,))}
-    chosen = [known[name] for name in list(ZOO)[::4]]
+    chosen = [known[name] for name in list(ZOO)[::4] if not name.startswith("race")]  # another result each time
 
     def said() -> list[tuple[str, str]]:
         found = []

@@ -16,7 +16,7 @@ from torch import Tensor
 from conformance import ConformanceError, Kernel, kernel, report_path
 from conformance.registry import kernels, operator, put_checkout_first, selector
 
-REGISTRY = sys.modules["conformance.kernel"]._REGISTRY  # conformance.kernel itself is the decorator
+REGISTRY = sys.modules["conformance.decorator"]._REGISTRY
 E4M3 = torch.float8_e4m3fn
 
 

@@ -56,7 +56,7 @@ def wrong_form(x, token_topk_to_pos, *, topk_weights=None, x_sf=None, sf=None):
 @pytest.fixture
 def own_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A module of kernels outside the checkout; what it registers is forgotten afterwards."""
-    registry = importlib.import_module("conformance.kernel")._REGISTRY
+    registry = importlib.import_module("conformance.decorator")._REGISTRY
     before = dict(registry)
     (tmp_path / f"{MODULE}.py").write_text(SOURCE, encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
