@@ -31,6 +31,7 @@ OTHER_ROUNDING = "other-rounding"
 REACHED = "promise='within-budget' is the level that it reaches"
 _WORTH = 0.6  # of the best fit to the failure: what fits less is not tried on further observations
 _LOW_BITS = 22  # fewer good bits than this are named as low precision
+_ROUNDINGS = 2.0**-5  # of an element: 16 roundings of bf16, 2^-9 each, that all go one way
 
 
 @dataclass(frozen=True)
@@ -209,10 +210,14 @@ def _ulps(count: int) -> str:
 
 
 def _good_bits(evidence: Evidence) -> int | None:
-    """Significant bits that the worst sum kept, measured by its own error bound; None where it is far off."""
+    """Significant bits that the worst sum kept, measured by its own error bound; None where it is far off, or where
+    most wrong elements are off by more of themselves than roundings to any format of 16 bits add up to."""
     result, exact = evidence.sampled(evidence.result).double(), evidence.exact
-    error = ((result - exact).abs() - evidence.form.half_ulp(exact.abs())) / evidence.error.double()
-    worst = float(error[evidence.sampled_wrong].nan_to_num(nan=torch.inf).max()) if len(error) else 0.0
+    wrong, off = evidence.sampled_wrong, (result - exact).abs()
+    if bool(wrong.any()) and not float((off / exact.abs())[wrong].nan_to_num(nan=torch.inf).median()) < _ROUNDINGS:
+        return None
+    error = (off - evidence.form.half_ulp(exact.abs())) / evidence.error.double()
+    worst = float(error[wrong].nan_to_num(nan=torch.inf).max()) if len(error) else 0.0
     lost = torch.log2(torch.tensor(max(1.0, worst)))
     return 24 - int(lost) if float(lost) < 18 else None
 

@@ -3,7 +3,7 @@
     shape    name of a published shape, for the reader      tokens, hidden, inter, experts, topk   T, H, I, E, k
     bm       rows of a routing block                        in     name of a mode in `dtypes`
     mode     atomic or reduce (stage 2)                     out    f16, bf16, f32
-    mask     yes, other: some experts live elsewhere        values   of the mask: one, or any value but 0
+    mask     which experts are here, see `draw`             values   of the mask: one, or any value but 0
     routing  how tokens choose experts, see `draw`          weights  of the routes: share, signed, nan
     data     one of `DATA`                                  encoding of fp8: ocp or fnuz
     rule     of re-quantisation between the stages          doweight  where stage 1 applies the routing weight
@@ -23,6 +23,7 @@ from references.moe_gemm_2stage.dtypes import MODES, Mode, check
 from references.moe_gemm_2stage.rounding import OUTPUTS
 from references.moe_gemm_2stage.storage import STORED
 
+MASKS = ("no", "yes", "other", "lower", "upper", "one", "none", "all")
 ROUTINGS = ("skewed", "even", "one_expert", "sentinel")
 DATA = ("real", "coded", "exact", "zero_rows", "large", "larger", "overflow", "nonfinite", "nan_weights",
         "nan_blocks", "scales", "block_tops", "subnormal_channels", "subnormal_rows")

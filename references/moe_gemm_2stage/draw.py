@@ -181,10 +181,16 @@ def routing_weights(of: Extents, data: str, kind: str, seed: int, device: torch.
 
 def expert_mask(of: Extents, which: str, values: str, seed: int, device: torch.device) -> Tensor | None:
     """int32 [E] or, of "no", None. "yes": 0 for two thirds of the experts, neither the first nor the last of more than
-    two; "other": for as many, most of them others. ``values`` as of `routing.as_mask`."""
+    two; "other": for as many, most of them others. "lower", "upper": that half of the experts is here, as on the ranks
+    of expert parallelism; "one": the last but one alone; "none", "all". ``values`` as of `routing.as_mask`."""
     if which == "no":
         return None
     expert = torch.arange(of.experts, device=device)
+    ranks = {"lower": (0, of.experts // 2), "upper": (of.experts // 2, of.experts), "none": (0, 0),
+             "all": (0, of.experts), "one": (max(0, of.experts - 2), max(1, of.experts - 1))}
+    if which in ranks:
+        first, end = ranks[which]
+        return as_mask((expert >= first) & (expert < end), torch.int32, values, seed + _MASK_SEED)
     local = (expert % 3 == 0) | (expert >= max(2, of.experts - 1))
     if which == "other":
         local[1:-1] = local[1:-1].roll(1)

@@ -11,6 +11,7 @@ from torch import Tensor
 from references.moe_gemm_2stage.faults_of_blocks import BLOCKS
 from references.moe_gemm_2stage.faults_of_elements import ELEMENTS
 from references.moe_gemm_2stage.faults_of_numbers import NUMBERS
+from references.moe_gemm_2stage.faults_of_variants import VARIANTS
 from references.moe_gemm_2stage.faulty import (
     Change,
     Place,
@@ -20,6 +21,7 @@ from references.moe_gemm_2stage.faulty import (
     fault,
     local_ids,
     routed,
+    shares,
     slot_token,
     token_slot,
 )
@@ -160,21 +162,6 @@ def _narrow_tokens(r: Reading) -> Reading | None:
 # ---- Routing weights ----------------------------------------------------------------------------------------------
 
 
-def _uses_weights(r: Reading) -> bool:
-    return r.w2 is not None or r.doweight != "none"
-
-
-def _shares(change: Callable[[Reading, Tensor], Tensor]) -> Change:
-    """Other weights: ``change(reading, weights [T, k])`` is [T, k]."""
-
-    def changed(r: Reading) -> Reading | None:
-        if not _uses_weights(r):
-            return None
-        return replace(r, routes=replace(r.routes, share=r.by_slot(change(r, r.call.arguments["topk_weights"]))))
-
-    return changed
-
-
 def _without_k(r: Reading, weights: Tensor) -> Tensor:
     token, slot = (torch.arange(count, device=weights.device) for count in weights.shape)
     return weights.flatten()[token[:, None] + slot]
@@ -237,22 +224,22 @@ ROUTES = (
     fault("mean", "the sum over slots is divided by their number",
           lambda r: replace(r, divide=r.topk) if r.w2 is not None and r.topk > 1 else None),
     fault("weights-missing", "the routing weights are left out",
-          _shares(lambda r, weights: torch.ones_like(weights))),
-    fault("weights-twice", "the routing weights are applied twice", _shares(lambda r, weights: weights**2)),
+          shares(lambda r, weights: torch.ones_like(weights))),
+    fault("weights-twice", "the routing weights are applied twice", shares(lambda r, weights: weights**2)),
     fault("weights-uniform", "1/k is used in the place of the routing weights",
-          _shares(lambda r, weights: torch.full_like(weights, 1 / r.topk))),
-    fault("weights-normalised", "the routing weights are divided by their sum over local slots", _shares(_normalised)),
+          shares(lambda r, weights: torch.full_like(weights, 1 / r.topk))),
+    fault("weights-normalised", "the routing weights are divided by their sum over local slots", shares(_normalised)),
     fault("weights-of-previous-slot", "a slot gets the weight of the slot before it",
-          _shares(lambda r, weights: weights.roll(1, 1))),
+          shares(lambda r, weights: weights.roll(1, 1))),
     fault("weights-of-next-slot", "a slot gets the weight of the slot after it",
-          _shares(lambda r, weights: weights.roll(-1, 1))),
+          shares(lambda r, weights: weights.roll(-1, 1))),
     fault("weights-of-slot-0", "every slot gets the weight of slot 0",
-          _shares(lambda r, weights: weights[:, :1].expand(weights.shape))),
+          shares(lambda r, weights: weights[:, :1].expand(weights.shape))),
     fault("weights-of-previous-token", "a token gets the weights of the token before it",
-          _shares(lambda r, weights: weights.roll(1, 0))),
+          shares(lambda r, weights: weights.roll(1, 0))),
     fault("weights-of-next-token", "a token gets the weights of the token after it",
-          _shares(lambda r, weights: weights.roll(-1, 0))),
-    fault("weights-index-without-k", "the weight's index lacks the factor k", _shares(_without_k)),
+          shares(lambda r, weights: weights.roll(-1, 0))),
+    fault("weights-index-without-k", "the weight's index lacks the factor k", shares(_without_k)),
     fault("weights-missing", "the routing weight is not applied in stage 1", _doweight("none")),
     fault("weights-after-activation", "stage 1 applies the routing weight after the activation", _doweight("after")),
     fault("weights-on-gate", "stage 1 applies the routing weight to the gate", _doweight("gate")),
@@ -260,4 +247,4 @@ ROUTES = (
     fault("weights-in-stage-1", "the routing weight is applied in stage 1 and not in stage 2", _in_stage_1(False)),
     fault("weights-in-both-stages", "the routing weight is applied in stage 1 and again in stage 2", _in_stage_1(True)),
 )
-FAULTS = (*ROUTES, *BLOCKS, *ELEMENTS, *NUMBERS)
+FAULTS = (*ROUTES, *BLOCKS, *ELEMENTS, *NUMBERS, *VARIANTS)

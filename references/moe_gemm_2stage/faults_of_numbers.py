@@ -19,16 +19,17 @@ _TAILS = (16, 32, 64, 128)
 # ---- The activation -----------------------------------------------------------------------------------------------
 
 
-def _activation(function: Callable[[Tensor, Tensor], Tensor]) -> Change:
+def activation(function: Callable[[Tensor, Tensor], Tensor]) -> Change:
+    """``function(gate, up)`` in the place of silu(gate) up."""
     return lambda r: None if r.w1 is None else replace(r, activate=function)
 
 
-def _silu(x: Tensor) -> Tensor:
+def silu(x: Tensor) -> Tensor:
     return torch.nn.functional.silu(x)
 
 
 def _clamped(limit: float) -> Change:
-    return _activation(lambda gate, up: _silu(gate.clamp(max=limit)) * up.clamp(-limit, limit))
+    return activation(lambda gate, up: silu(gate.clamp(max=limit)) * up.clamp(-limit, limit))
 
 
 def _interleaved(r: Reading) -> Reading | None:
@@ -137,19 +138,19 @@ def _smooth(function: Callable[[Tensor], Tensor]) -> Change:
 
 
 NUMBERS = (
-    fault("gate-up-swapped", "gate and up have changed places", _activation(lambda gate, up: _silu(up) * gate)),
+    fault("gate-up-swapped", "gate and up have changed places", activation(lambda gate, up: silu(up) * gate)),
     fault("gate-up-interleaved", "gate and up rows are taken for interleaved", _interleaved),
-    fault("silu-missing", "the gate is not activated", _activation(lambda gate, up: gate * up)),
-    fault("up-missing", "the activated gate is not multiplied by up", _activation(lambda gate, up: _silu(gate))),
-    fault("gelu", "the gate is activated by GELU", _activation(lambda g, up: torch.nn.functional.gelu(g) * up)),
-    fault("sigmoid", "the gate is activated by the sigmoid", _activation(lambda gate, up: torch.sigmoid(gate) * up)),
+    fault("silu-missing", "the gate is not activated", activation(lambda gate, up: gate * up)),
+    fault("up-missing", "the activated gate is not multiplied by up", activation(lambda gate, up: silu(gate))),
+    fault("gelu", "the gate is activated by GELU", activation(lambda g, up: torch.nn.functional.gelu(g) * up)),
+    fault("sigmoid", "the gate is activated by the sigmoid", activation(lambda gate, up: torch.sigmoid(gate) * up)),
     fault("silu-alpha", "SiLU has 1.702 x in the exponent",
-          _activation(lambda gate, up: gate * torch.sigmoid(1.702 * gate) * up)),
+          activation(lambda gate, up: gate * torch.sigmoid(1.702 * gate) * up)),
     fault("silu-base-2", "SiLU takes powers of 2 in the place of e",
-          _activation(lambda gate, up: gate / (1 + torch.exp2(-gate)) * up)),
+          activation(lambda gate, up: gate / (1 + torch.exp2(-gate)) * up)),
     *(fault("swiglu-limit", f"gate and up are clamped to {limit:g} before the activation", _clamped(limit))
       for limit in (0.5, 7.0)),
-    fault("silu-bf16", "SiLU is computed in bf16", _activation(lambda g, up: _silu(g.bfloat16()).float() * up)),
+    fault("silu-bf16", "SiLU is computed in bf16", activation(lambda g, up: silu(g.bfloat16()).float() * up)),
     *OPERANDS,
     *(fault("k-tail-dropped", f"the last {tail} elements of the sum are left out", _without_last(tail))
       for tail in _TAILS),

@@ -267,6 +267,17 @@ def quantised(of: Reading, value: Tensor, rule: str | None = None) -> Operand:
     return replace(right, scale=right.scale.masked_fill(lost, torch.nan))
 
 
+def shares(change: Callable[[Reading, Tensor], Tensor]) -> Change:
+    """Other weights, where there are any: ``change(reading, weights [T, k])`` is [T, k]."""
+
+    def changed(r: Reading) -> Reading | None:
+        if r.w2 is None and r.doweight == "none":
+            return None
+        return replace(r, routes=replace(r.routes, share=r.by_slot(change(r, r.call.arguments["topk_weights"]))))
+
+    return changed
+
+
 def fault(key: str, sentence: str, change: Change) -> Fault:
     """The fault whose reading of a call ``change`` makes from the right one; None where it changes nothing."""
 

@@ -114,8 +114,7 @@ def _draw(case: Case, sizes: str, device: torch.device, seed: int) -> _Drawn:
     of, mode = cases.extents(case, sizes), cases.mode_of(case)
     data = cases.data_of(case)
     routing = cases.choice(case, "routing", cases.ROUTINGS, "skewed")
-    mask = draw.expert_mask(of, cases.choice(case, "mask", ("no", "yes", "other"), "no"), case.get("values", "one"),
-                            seed, device)
+    mask = draw.expert_mask(of, cases.choice(case, "mask", cases.MASKS, "no"), case.get("values", "one"), seed, device)
     ids = draw.experts_of(of, routing, seed, device, mask)
     signs = cases.choice(case, "weights", ("share", "signed", "nan"), "share")
     weights = draw.routing_weights(of, data, signs, seed, device)
