@@ -26,7 +26,7 @@ from conformance.operator import Fault
 FIRST = 4  # failures of one kernel in one process that are all diagnosed; then each time their number has doubled
 SECONDS = 60.0  # for all diagnoses of one process
 PROBE = 2  # number of the poison whose rows all differ
-ENOUGH = 0.5  # of the wrong elements: what explains no more is no explanation
+ENOUGH = 0.5  # of the wrong elements: what explains fewer is no explanation
 OTHER_ROUNDING = "other-rounding"
 REACHED = "promise='within-budget' is the level that it reaches"
 _WORTH = 0.6  # of the best fit to the failure: what fits less is not tried on further observations
@@ -114,7 +114,7 @@ def diagnose(observed: Sequence[Evidence], faults: Iterable[Fault], before: Iter
         for known in scores.values():
             known.settle(evidence)
     best = max(scores.values(), key=lambda score: (round(score.fit, 9), score.equal))  # the first of equals
-    if best.fit <= ENOUGH:
+    if best.fit <= ENOUGH:  # of two launches one alone makes exactly half
         return _by_place(failure)
     ties = tuple(s.key for s in scores.values() if s is not best and s.fit >= best.fit - 1e-9 and s.equal == best.equal)
     sentence, remaining = best.sentence, ""

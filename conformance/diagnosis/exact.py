@@ -70,7 +70,7 @@ def diagnose_exact(call: Call, observed: Sequence[Observed], faults: Iterable[Fa
                 fit.add(*one.measure(predicted), one.count)
     best = max(known, key=lambda key: known[key].share)  # the first of equals
     fit = known[best]
-    if fit.share <= ENOUGH:
+    if fit.share < ENOUGH:
         return _by_place(failure.wrong, count)
     ties = tuple(key for key, other in known.items()
                  if key not in (best, *_PLACED) and other.share >= fit.share - 1e-9)
