@@ -212,7 +212,7 @@ def test_a_failure_of_a_gpu_is_explained_on_the_cpu_alike(monkeypatch):
     monkeypatch.setattr(nearby, "_far", lambda value: True)
     monkeypatch.setattr(nearby, "brought", lambda call, real=nearby.brought: brought.append(real(call)) or brought[-1])
     assert said() == here
-    assert sum(call is not None for call in brought) > 10 and None in brought
+    assert sum(call is not None for call in brought) > 5 and None in brought
 
 
 def test_a_passing_case_is_never_looked_into(monkeypatch):
