@@ -11,7 +11,6 @@ from typing import Any
 from conformance.case import Case
 from conformance.cases.applies import why_not_meant
 from conformance.environment import ABSENT, python_here
-from conformance.errors import ConformanceError
 from conformance.kernel import Kernel
 from conformance.registry import arch, import_root, matrix, operator, selector
 
@@ -117,14 +116,13 @@ def why_not_run(case: Case, kernel: Kernel, settings: Settings) -> str | None:
 
 
 def refusal(case: Case, kernel: Kernel) -> str | None:
-    """Why the kernel itself does not take the case, or None. Raises ConformanceError where ``supports`` gives no such
-    answer."""
+    """Why the kernel itself does not take the case, or None. Raises TypeError where ``supports`` does not say."""
     try:
         reason = kernel.supports(case.params) if kernel.supports else None
     except KeyError as missing:
-        raise ConformanceError(f"supports= of {kernel.name} asks for parameter {missing}, which {case.id} does not "
-                               f"have; it has {', '.join(case.params)}: use .get()") from missing
+        raise TypeError(f"supports= of {kernel.name} asks for parameter {missing}, which {case.id} does not have; it "
+                        f"has {', '.join(case.params)}: use .get()") from missing
     if reason is not None and not isinstance(reason, str):
-        raise ConformanceError(f"supports= of {kernel.name} returned {reason!r} for {case.id}: return None where the "
-                               "case is taken, else the reason in words")
+        raise TypeError(f"supports= of {kernel.name} returned {reason!r} for {case.id}: return None where the case is "
+                        "taken, else the reason in words")
     return f"not supported by {kernel.name}: {reason}" if reason else None

@@ -113,7 +113,8 @@ def test_threads_that_never_end_do_not_keep_the_run_from_ending(tmp_path: Path) 
 
 # name: how it is added, state of all its cases, words of the message
 RAISERS = {
-    "supports": ("lambda: None, supports=lambda params: params['nothing']", "error", "raised KeyError: 'nothing'"),
+    "supports": ("lambda: None, supports=lambda params: params['nothing']", "error",
+                 "supports= of supports asks for parameter 'nothing'"),
     "requires": ("lambda: None, requires=lambda device: 1 / 0", "error", "raised ZeroDivisionError"),
     "prepare": ("lambda: None, prepare=lambda params, device: sys.exit(4)", "pass", ""),
     "missing": ("lambda: None, requires=lambda device: 'no such library'", "not-run", "no such library"),

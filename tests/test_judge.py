@@ -737,7 +737,7 @@ def test_a_parameter_that_a_kernel_lacks() -> None:
 ])
 def test_supports_that_gives_no_answer_is_told_so(supports: Any, words: str) -> None:
     kernel = replace(filling(lambda *given: None), supports=supports)
-    with pytest.raises(ConformanceError, match=re.escape(words)):
+    with pytest.raises(TypeError, match=re.escape(words)):
         refusal(sample(), kernel)
 
 

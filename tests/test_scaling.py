@@ -25,7 +25,8 @@ OPERATOR = "moe_reduce_fused"
 
 
 def reports(count: int, **more: Any) -> list[SimpleNamespace]:
-    return [SimpleNamespace(passed=True, conformance={}, nodeid=str(number), **more) for number in range(count)]
+    return [SimpleNamespace(passed=True, outcome="passed", conformance={}, nodeid=str(number), **more)
+            for number in range(count)]
 
 
 def terminal(chars: str = "", durations: int | None = None) -> Any:

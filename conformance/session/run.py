@@ -222,8 +222,10 @@ class Run:
 
 
 def _error(error: BaseException, case: Case, kernel: Kernel, settings: Settings) -> Result:
-    """The result for an exception that the judge let through: the kernel's when its module is in the traceback."""
-    modules = [frame.f_globals.get("__name__") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    """The result for an exception that the judge let through: the kernel's when its module is in its traceback, or in
+    that of its cause."""
+    modules = [frame.f_globals.get("__name__") for one in (error, error.__cause__) if one is not None
+               for frame, _ in traceback.walk_tb(one.__traceback__)]
     kind = "exception" if {*kernel.modules} & {*modules} else "suite"
     where = "" if kind == "exception" else "in the suite itself, "
     message = f"{case.id} on {kernel.name}: {where}raised {spelled_out(error)}"

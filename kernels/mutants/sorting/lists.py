@@ -41,6 +41,10 @@ def _changed(name: str, fault: str, what: str, diagnosis: str, change: str, spec
 
 _padding("padding_token_0", "Padding is 0: slot 0 of token 0.", "sentinel-token-0", "0")
 _padding("padding_no_slot", "Padding is T without the slot's bits.", "sentinel-no-slot", "tokens")
+_padding("padding_last_token", "Padding has the last token and the slot of padding.", "sentinel-last-token",
+         "topk << 24 | (tokens - 1)")
+_padding("padding_last_slot", "Padding has the last slot and the token of padding.", "sentinel-last-slot",
+         "(topk - 1) << 24 | tokens")
 _padding("padding_minus_1", "Padding is -1.", "sentinel-minus-1", "-1")
 _padding("padding_last_route", "Padding is the last route.", "sentinel-last-route", "(topk - 1) << 24 | (tokens - 1)")
 for _name, _what, _key, _value in (("tail_zeros", "0", "tail-zeros", "0"),
@@ -52,6 +56,7 @@ _id("slot_from_1", "MAP", "Slots are counted from 1.", "slot-from-1", "(slot + 1
 _id("slot_bits_16", "LAYOUT", "The slot stands in bits 16 to 23.", "slot-bits-16", "slot << 16 | token")
 _id("slot_6_bit", "OVERFLOW", "Slots are held in 6 bits.", "slot-6-bit", "(slot & 63) << 24 | token")
 _id("token_10_bit", "OVERFLOW", "Tokens are held in 10 bits.", "token-10-bit", "slot << 24 | (token & 1023)")
+_id("token_16_bit", "OVERFLOW", "Tokens are held in 16 bits.", "token-16-bit", "slot << 24 | (token & 65535)")
 _id("exchanged", "MAP", "Token and slot change places.", "exchanged", "token << 24 | slot")
 wrong("ids_reversed", "MAP", "The ids of a run are reversed, their weights are not.", "ids-reversed",
       ("ids = torch.full(", "back = before[expert] + counts[expert] - 1 - torch.arange(tokens * topk, device=device) + "
@@ -97,6 +102,8 @@ wrong("next_block", "MAP", "Each block has the expert of the next one.", "next-b
       (_OWNERS, f"owner = owner.roll(-1)\n    {_OWNERS}"))
 wrong("previous_block", "MAP", "Each block has the expert of the one before it.", "previous-block",
       (_OWNERS, f"owner = torch.cat([owner[:1], owner[:-1]])\n    {_OWNERS}"))
+wrong("owner_8_bit", "OVERFLOW", "Experts of blocks are held in 8 bits.", "owner-8-bit",
+      (_OWNERS, f"owner = torch.where(owner == experts, owner, owner & 255)\n    {_OWNERS}"))
 wrong("empty_not_numbered", "EMPTY", "Experts without a route are not counted in the numbers.", "empty-not-numbered",
       (_OWNERS, f"used = (counts > 0).cumsum(0) - 1\n    owner = torch.where(owner == experts, experts, used[owner])\n"
        f"    {_OWNERS}"))
@@ -104,6 +111,8 @@ wrong("rows_unpadded", "SEMANTIC", "Valid rows are counted without padding.", "v
       (_ROWS, "num_valid_ids[:1].copy_(counts.sum())"))
 wrong("rows_all", "SEMANTIC", "Valid rows are the length of the list.", "valid-all",
       (_ROWS, "num_valid_ids[:1].fill_(nowhere)"))
+wrong("tokens_routes", "SEMANTIC", "All slots are counted in the place of tokens.", "tokens-routes",
+      (_TOKENS, "num_valid_ids[1:].fill_(tokens * topk)"))
 wrong("rows_blocks", "SCALE", "Blocks are counted, not rows.", "valid-blocks",
       (_ROWS, "num_valid_ids[:1].copy_(ends[experts:] // block)"))
 wrong("rows_of_expert_0", "SEMANTIC", "The rows of the first expert stand for all.", "valid-of-expert-0",
