@@ -17,6 +17,8 @@ import psutil
 import pytest
 from suite_runs import CASES, MODULE, ROOT, Ran, command, environment, read_lines, run, run_kernels, write_kernels
 
+from conformance.session.pages import remove_pages
+
 
 @contextmanager
 def started(folder: Path, *arguments: str, seconds: float = 0.5) -> Iterator[subprocess.Popen[str]]:
@@ -210,3 +212,13 @@ def test_a_lost_context_costs_its_culprit(tmp_path: Path, workers: str) -> None:
         assert bad["state"] == "crash" and bad["message"].endswith(
             f"{first} (the GPU context is lost; later cases run in a fresh worker)")
         assert states.count("pass") == len(states) - 1
+
+
+def test_pages_of_an_earlier_run_do_not_stand_beside_new_records(tmp_path: Path) -> None:
+    """A run that is killed makes no pages: those before it would speak for it."""
+    old = ("cpu.html", "cpu.md", "cpu.bench.html", "cpu.bench.json", "index.html")
+    others = ("sm_90.html", "cpu.jsonl", "cpu.bench.jsonl")
+    for name in (*old, *others):
+        (tmp_path / name).touch()
+    remove_pages(tmp_path, [tmp_path / "cpu.jsonl"], [tmp_path / "cpu.bench.jsonl"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(others)
