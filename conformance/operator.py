@@ -42,7 +42,9 @@ class Call:
     ``arguments`` are the operator's inputs by name (None where the variant has none). ``form`` is that of the output,
     or of each output by name. ``set_poison`` fills every place of the inputs that no result may depend on with poison
     number 0 or 1. ``regime`` is "exact" where every order of summation must give the same bits. ``bitwise_rows`` masks
-    rows of the one output that the contract fixes bit by bit for every kernel, whatever it promises.
+    rows of the one output that the contract fixes bit by bit for every kernel, whatever it promises. ``poisoned``, of
+    large inputs: the rows (int64 [n]) that ``set_poison`` writes to, so that what a kernel did there can be seen before
+    the next poison hides it, without all of the input being looked at.
     """
 
     case: Case
@@ -51,6 +53,7 @@ class Call:
     set_poison: Callable[[int], None]
     regime: str = "real"
     bitwise_rows: Tensor | None = None
+    poisoned: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def outputs(self) -> Mapping[str, Output]:
@@ -61,6 +64,12 @@ class Call:
         """The form of the one output."""
         (form,) = self.outputs.values()
         return form
+
+    def written_over(self) -> dict[str, Tensor]:
+        """What ``set_poison`` may write to, by input: the rows that are known, else all of it."""
+        tensors = {name: value for name, value in self.arguments.items() if isinstance(value, Tensor)}
+        return {name: value.index_select(0, self.poisoned[name]) if name in self.poisoned else value
+                for name, value in tensors.items()}
 
     def part(self, name: str) -> Call:
         """The same call as seen by one output alone."""

@@ -232,6 +232,8 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     session, restore = config.pluginmanager.get_plugin("session"), sys.modules.get("conformance.launching.restore")
     if session is not None and restore is not None:  # cases were run here
         restore.end_in_spite_of_threads(int(session.exitstatus), patience=1.0 if _is_worker(config) else 5.0)
+    if _is_worker(config):
+        exit_guard.end_without_teardown()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

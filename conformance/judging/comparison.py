@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor
 
@@ -21,11 +23,12 @@ from conformance.verdicts.verdict import Verdict, number, spelled
 @dataclass(frozen=True)
 class Subject:
     """One case made ready: its call, its references, and the checksums of inputs (under poison 1) before any kernel
-    ran; ``other_sums``: of inputs under poison 0. ``guard``: watches what is ``shared`` of the references."""
+    ran; ``early_sums``: under poison 0, of what the next poison is written over. ``guard``: watches what is ``shared``
+    of the references."""
 
     joint: Joint
     sums: dict[str, Tensor]
-    other_sums: dict[str, Tensor]
+    early_sums: dict[str, Tensor]
     guard: ReferenceGuard
     shared: Shared
 
@@ -50,7 +53,8 @@ def launch_and_compare(launcher: Launcher, subject: Subject, allowance: Allowanc
         if launched.config is None:
             paths[launched.path] = None
         same, results = launched.call is call, launched.results
-        if same and launched.poison == 0 and not passed and (changed := _changed(call, subject.other_sums)):
+        early = same and launched.poison == 0 and not passed
+        if early and (changed := _changed(call.written_over(), subject.early_sums)):
             return Verdict(None, "input-changed", f"{launched.label}: wrote to its input {changed}"), launched.path
         joint = subject.joint if same else Joint.of(launched.call, launcher.operator.reference(launched.call, Shared()))
         problem = joint.problem(results, launcher.device, kernel.fills_out)
@@ -89,7 +93,7 @@ def _blamed(verdict: Verdict, subject: Subject) -> Verdict:
     """The verdict, or that the kernel wrote to its inputs or to the reference: what follows from them, later results
     and the oracle, is wrong then as well."""
     subject.call.set_poison(1)
-    if changed := _changed(subject.call, subject.sums):
+    if changed := _changed(subject.call.arguments, subject.sums):
         kind, message = "input-changed", f"wrote to its input {changed}"
     elif touched := subject.touched():
         kind, message = "guard", f"wrote to memory of the suite that holds the reference ({touched})"
@@ -100,9 +104,9 @@ def _blamed(verdict: Verdict, subject: Subject) -> Verdict:
     return Verdict(None, kind, f"{message}; after that, {verdict.message}")
 
 
-def _changed(call: Call, before: dict[str, Tensor]) -> str:
+def _changed(inputs: Mapping[str, Any], before: dict[str, Tensor]) -> str:
     """The inputs that are not as their checksums were, as the poison now in place has it."""
-    return ", ".join(differing(before, {name: sums(call.arguments[name]) for name in before}))
+    return ", ".join(differing(before, {name: sums(inputs[name]) for name in before}))
 
 
 def _explained(verdict: Verdict, part: Launched, reference: Reference) -> Verdict:

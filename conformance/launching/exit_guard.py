@@ -7,9 +7,11 @@ which imports the kernels' modules too, and a run without workers.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import posix
+import sys
 import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -25,6 +27,21 @@ def end_process(status: int) -> NoReturn:
     """``os._exit`` for the suite's own use."""
     _real["_exit"](status)
     raise AssertionError("unreachable")
+
+
+def end_without_teardown() -> None:
+    """Let this process end right after its exit handlers, without the second in which the interpreter takes torch and
+    its GPU apart. For workers, at the end of their run: what they had to tell is told."""
+
+    def end() -> None:
+        atexit.unregister(end)
+        atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        end_process(0)
+
+    atexit.register(end)
 
 
 def guard() -> None:

@@ -20,6 +20,7 @@ import torch
 from conformance.launching.exit_guard import end_process
 
 _left: list[threading.Thread] = []  # by kernels; Python waits for these before the process ends
+_importing: list[threading.Thread] = []
 
 
 class _Unclosable(io.TextIOBase):
@@ -67,6 +68,7 @@ def process_kept() -> Iterator[None]:
     were imported meanwhile: libraries set variables for themselves then, once (tilelang says where its headers are).
     """
     directory, environment, modules = os.getcwd(), dict(os.environ), len(sys.modules)
+    importing = _imports()
     known, threads = set(threading.enumerate()), torch.get_num_threads()
     streams, generators = (sys.stdin, sys.stdout, sys.stderr), _generators()
     sys.stdout, sys.stderr = _Unclosable(sys.stdout), _Unclosable(sys.stderr)
@@ -76,7 +78,8 @@ def process_kept() -> Iterator[None]:
         sys.stdin, sys.stdout, sys.stderr = streams
         _left.extend(thread for thread in threading.enumerate() if thread not in known and not thread.daemon)
         os.chdir(directory)
-        if len(sys.modules) == modules and dict(os.environ) != environment:
+        imported = importing or _imports() or len(sys.modules) != modules
+        if dict(os.environ) != environment and not imported:
             os.environ.clear()
             os.environ.update(environment)
         if torch.get_num_threads() != threads:
@@ -84,6 +87,22 @@ def process_kept() -> Iterator[None]:
         for put_back in generators:
             with contextlib.suppress(RuntimeError):  # of a GPU that is lost
                 put_back()
+
+
+def import_meanwhile(act: Callable[[], object]) -> None:
+    """Import in a thread what a case will need, in seconds, while the suite does something else. What goes wrong goes
+    wrong again where it is needed."""
+
+    def imports() -> None:
+        with contextlib.suppress(Exception):
+            act()
+
+    _importing.append(threading.Thread(target=imports, name="import of what kernels need", daemon=True))
+    _importing[-1].start()
+
+
+def _imports() -> bool:
+    return any(thread.is_alive() for thread in _importing)
 
 
 def _generators() -> list[Callable[[], object]]:

@@ -149,9 +149,10 @@ def inputs(case: Case, sizes: str, device: torch.device, shared: Shared) -> Call
     sf, padding = arguments["sf"], positions < 0
     form = replace(output(arguments, FORMATS[target].dtype), gap=GAP if all_strided else 0)
     empty = padding.all(dim=1) if sf is None or 0 < float(sf) < math.inf else None
-    poison = _poison(arguments, unused, padding if case.get("poison") == "weights" else None, shared.get(
+    changing = unused[:: max(1, len(unused) // _CHANGING_ROWS)]
+    poison = _poison(arguments, unused, changing, padding if case.get("poison") == "weights" else None, shared.get(
         ("poison", seed, sizes), dict[int, int]))
-    return Call(case, arguments, form, poison, regime, empty)
+    return Call(case, arguments, form, poison, regime, empty, {"x": changing})
 
 
 def _weights(data: str, drawn: Tensor) -> Tensor:
@@ -187,16 +188,16 @@ def _small(drawn: Tensor) -> Tensor:
 
 
 def _poison(
-    arguments: Arguments, unused: Tensor, padding: Tensor | None, standing: dict[int, int]
+    arguments: Arguments, unused: Tensor, changing: Tensor, padding: Tensor | None, standing: dict[int, int]
 ) -> Callable[[int], None]:
     """The call's ``set_poison``: unused rows of x and x_sf, and weights of padding slots where ``padding`` is given.
 
-    All unused rows of x hold NaN from the start; the second poison goes to a spread of them, which costs far less at
-    official sizes. ``standing`` tells, over all calls that share tensors, which poison stands in a tensor, by its id.
-    What stands already is not written again, so that a kernel's own writes to these places show in the checksum.
+    All unused rows of x hold NaN from the start; the second poison goes to those that are ``changing``, a spread of
+    them, which costs far less at official sizes. ``standing`` tells, over all calls that share tensors, which poison
+    stands in a tensor, by its id. What stands already is not written again, so that a kernel's own writes to these
+    places show in the checksum.
     """
     x, x_sf, weights = arguments["x"], arguments["x_sf"], arguments["topk_weights"]
-    changing = unused[:: max(1, len(unused) // _CHANGING_ROWS)]
 
     def stands(tensor: Tensor, which: int) -> bool:
         before, standing[id(tensor)] = standing.get(id(tensor)), which
