@@ -1,4 +1,4 @@
-"""The golden's budget fraction in one pass: the figure that PyTorch's operations give, and none where it cannot tell."""
+"""The golden's budget fraction in one pass: the figure PyTorch's operations give, and none where it cannot tell."""
 
 from __future__ import annotations
 
