@@ -43,7 +43,7 @@ def test_the_same_figure_in_one_pass(name: str, source: str, target: str) -> Non
     reference = contract.reference(call, Shared())
     assert isinstance(reference, Reference)
     found, known = fused.golden_fraction(reference), measured(reference.golden, reference).fraction
-    if name in ("nonfinite", "overflow"):
+    if name in ("nonfinite", "overflow", "low", "high"):
         assert found is None or found == pytest.approx(known, rel=1e-4)
     else:
         assert found == pytest.approx(known, rel=1e-4, abs=1e-9)
