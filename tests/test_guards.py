@@ -10,7 +10,8 @@ import torch
 from engine_samples import CPU
 
 from conformance.data.layouts import BAND, LAYOUTS, place
-from conformance.launching.guards import POISON_BYTES, GuardedOutput, checksum, unwritten
+from conformance.launching.guards import POISON_BYTES, GuardedOutput, unwritten
+from conformance.launching.snapshot import Snapshot, changed, checksum
 from conformance.operator import Output
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn]
@@ -262,3 +263,29 @@ def test_rows_that_all_change_alike_are_seen(dtype, value):
                 other = zeros.clone()
                 other[start : start + rows] = value
                 assert checksum(other) != before, (hidden, rows, start)
+
+
+# ---- snapshots ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [0, 1, 5, 4096, (1 << 22) + 3])  # of bytes: copied, and the last one summed
+def test_a_snapshot_sees_every_byte_of_the_storage(count: int) -> None:
+    storage = torch.arange(count + 16, dtype=torch.int64).to(torch.uint8)
+    inner = storage[8 : 8 + count]
+    before = {"x": Snapshot.of(inner), "y": Snapshot.of(torch.ones(3))}
+    now = {"x": inner, "y": torch.ones(3)}
+    assert changed(before, now) == []
+    for number in {0, 7, 8 + count // 2, count + 15}:
+        storage[number] ^= 0x80
+        assert changed(before, now) == ["x"], number
+        storage[number] ^= 0x80
+    assert changed(before, now | {"y": torch.ones(4)}) == ["y"]
+    assert changed({}, now) == []
+
+
+def test_a_snapshot_knows_nan_by_its_bits() -> None:
+    values = torch.tensor([math.nan, 0.0])
+    before = {"x": Snapshot.of(values)}
+    assert changed(before, {"x": values}) == []
+    values[1] = -0.0
+    assert changed(before, {"x": values}) == ["x"]

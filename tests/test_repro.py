@@ -17,7 +17,7 @@ import torch
 from conformance import environment
 from conformance.commands import cli, lookup, repro
 from conformance.errors import ConformanceError
-from conformance.launching.guards import checksum
+from conformance.launching.snapshot import checksum
 from conformance.operator import Shared
 from conformance.registry import ROOT, matrix, operator
 from conformance.result import Settings

@@ -16,7 +16,7 @@ from conformance.environment import ABSENT
 from conformance.errors import ConformanceError
 from conformance.judging.judge import torch_device
 from conformance.kernel import Kernel
-from conformance.launching.guards import checksum
+from conformance.launching.snapshot import checksum
 from conformance.operator import Shared
 from conformance.registry import ROOT, import_root, operator, selector
 from conformance.result import Settings, why_not_run

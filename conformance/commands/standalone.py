@@ -46,8 +46,9 @@ def run(options: argparse.Namespace) -> int:
 
     from conformance.case import parse_case
     from conformance.judging.judge import Judge, torch_device
-    from conformance.launching.guards import Buffers, checksum
+    from conformance.launching.guards import Buffers
     from conformance.launching.launch import Launched
+    from conformance.launching.snapshot import checksum
     from conformance.launching.torch_settings import torch_settings_kept
     from conformance.operator import Shared
     from conformance.registry import kernels, operator

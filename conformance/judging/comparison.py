@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from torch import Tensor
 
@@ -12,9 +11,10 @@ from conformance.diagnosis.diagnose import Allowance
 from conformance.diagnosis.inquiry import explain
 from conformance.formats import bits
 from conformance.kernel import LEVELS
-from conformance.launching.guards import differing, sums, unwritten
+from conformance.launching.guards import unwritten
 from conformance.launching.launch import Launched, Launcher
 from conformance.launching.reference_guard import ReferenceGuard
+from conformance.launching.snapshot import Snapshot, changed
 from conformance.operator import Call, Reference, Results, Shared
 from conformance.verdicts.joint import Joint
 from conformance.verdicts.verdict import Verdict, number, spelled
@@ -22,13 +22,13 @@ from conformance.verdicts.verdict import Verdict, number, spelled
 
 @dataclass(frozen=True)
 class Subject:
-    """One case made ready: its call, its references, and the checksums of inputs (under poison 1) before any kernel
-    ran; ``early_sums``: under poison 0, of what the next poison is written over. ``guard``: watches what is ``shared``
-    of the references."""
+    """One case made ready: its call, its references, and what its inputs were (under poison 1) before any kernel ran;
+    ``early``: under poison 0, what the next poison is written over. ``guard``: watches what is ``shared`` of the
+    references."""
 
     joint: Joint
-    sums: dict[str, Tensor]
-    early_sums: dict[str, Tensor]
+    inputs: Mapping[str, Snapshot]
+    early: Mapping[str, Snapshot]
     guard: ReferenceGuard
     shared: Shared
 
@@ -53,9 +53,10 @@ def launch_and_compare(launcher: Launcher, subject: Subject, allowance: Allowanc
         if launched.config is None:
             paths[launched.path] = None
         same, results = launched.call is call, launched.results
-        early = same and launched.poison == 0 and not passed
-        if early and (changed := _changed(call.written_over(), subject.early_sums)):
-            return Verdict(None, "input-changed", f"{launched.label}: wrote to its input {changed}"), launched.path
+        early = subject.early if same and launched.poison == 0 and not passed else {}
+        if early and (written := changed(early, call.written_over())):
+            message = f"{launched.label}: wrote to its input {', '.join(written)}"
+            return Verdict(None, "input-changed", message), launched.path
         joint = subject.joint if same else Joint.of(launched.call, launcher.operator.reference(launched.call, Shared()))
         problem = joint.problem(results, launcher.device, kernel.fills_out)
         if launched.overrun or problem:
@@ -93,8 +94,8 @@ def _blamed(verdict: Verdict, subject: Subject) -> Verdict:
     """The verdict, or that the kernel wrote to its inputs or to the reference: what follows from them, later results
     and the oracle, is wrong then as well."""
     subject.call.set_poison(1)
-    if changed := _changed(subject.call.arguments, subject.sums):
-        kind, message = "input-changed", f"wrote to its input {changed}"
+    if written := changed(subject.inputs, subject.call.arguments):
+        kind, message = "input-changed", f"wrote to its input {', '.join(written)}"
     elif touched := subject.touched():
         kind, message = "guard", f"wrote to memory of the suite that holds the reference ({touched})"
     else:
@@ -102,11 +103,6 @@ def _blamed(verdict: Verdict, subject: Subject) -> Verdict:
     if verdict.passed:
         return replace(verdict, kind=kind, message=message)
     return Verdict(None, kind, f"{message}; after that, {verdict.message}")
-
-
-def _changed(inputs: Mapping[str, Any], before: dict[str, Tensor]) -> str:
-    """The inputs that are not as their checksums were, as the poison now in place has it."""
-    return ", ".join(differing(before, {name: sums(inputs[name]) for name in before}))
 
 
 def _explained(verdict: Verdict, part: Launched, reference: Reference) -> Verdict:

@@ -17,10 +17,10 @@ from conformance.judging.comparison import Subject, launch_and_compare
 from conformance.judging.pins import changed
 from conformance.judging.vacuity import accepted, is_proved
 from conformance.kernel import Kernel
-from conformance.launching.guards import sums
 from conformance.launching.launch import Launcher
 from conformance.launching.raised import CaptureFailed, Damaged, KernelRaised
 from conformance.launching.reference_guard import ReferenceGuard
+from conformance.launching.snapshot import Snapshot
 from conformance.operator import Shared
 from conformance.registry import matrix, operator
 from conformance.result import REJECTED, Result, Settings, blank_result, refusal, why_not_run
@@ -124,10 +124,10 @@ class Judge:
         call = contract.inputs(case, self.settings.sizes, device, self.shared)
         call.set_poison(0)
         tensors = {name: value for name, value in call.arguments.items() if isinstance(value, Tensor)}
-        early_sums = self._checksums(call.written_over(), 0)
+        early = self._snapshots(call.written_over(), 0)
         call.set_poison(1)
         joint = Joint.of(call, contract.reference(call, self.shared))
-        subject = Subject(joint, self._checksums(tensors, 1), early_sums, self._guard, self.shared)
+        subject = Subject(joint, self._snapshots(tensors, 1), early, self._guard, self.shared)
         self._subject = case.id, subject
         return subject
 
@@ -141,10 +141,10 @@ class Judge:
             self._before = {name: _beginning(one.golden).cpu() for name, one in of.items()}
         return self._vacuous[case.id]
 
-    def _checksums(self, tensors: dict[str, Tensor], poison: int) -> dict[str, Tensor]:
-        """Checksums before any kernel ran; those of tensors that the group shares are taken once for each poison."""
-        return {name: self.shared.get(("checksum", name, id(value), poison), functools.partial(sums, value))
-                if self.shared.holds(value) else sums(value) for name, value in tensors.items()}
+    def _snapshots(self, tensors: dict[str, Tensor], poison: int) -> dict[str, Snapshot]:
+        """Before any kernel ran; of tensors that the group shares they are taken once for each poison."""
+        return {name: self.shared.get(("snapshot", name, id(value), poison), functools.partial(Snapshot.of, value))
+                if self.shared.holds(value) else Snapshot.of(value) for name, value in tensors.items()}
 
     def _judged(self, case: Case, kernel: Kernel, subject: Subject, blank: Result) -> Result:
         contract = operator(case.operator)

@@ -1,4 +1,4 @@
-"""Guards around one call: poison in the output, bands on both sides of it, checksums of the inputs."""
+"""Guards around one call: poison in the output, bands on both sides of it, inputs that stay where they are."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from conformance.data.layouts import BAND
 from conformance.operator import ONLY, Call, Output, Results
 
 POISON_BYTES = (0xFF, 0x5A, 0x3C)  # NaN in every float format here, a finite value, and a small one for diagnosis
-_UNSIGNED = (1 << 35) - 1  # of a word shifted by 29: without copies of its sign, which made 0 of -1
-_WIDTH = 8 * 8191  # words in a row of a checksum's grid
 
 
 @dataclass(frozen=True)
@@ -133,51 +131,3 @@ def shares_memory(result: Tensor, arguments: Mapping[str, Any]) -> str | None:
     here = result.untyped_storage().data_ptr()
     tensors = {name: value for name, value in arguments.items() if isinstance(value, Tensor)}
     return next((name for name, value in tensors.items() if value.untyped_storage().data_ptr() == here), None)
-
-
-def checksum(tensor: Tensor) -> int:
-    """A number that moves when a byte of ``tensor``'s storage changes or moves, outside the tensor itself included."""
-    words, tail = sums(tensor).tolist()
-    return int(words + (tail << 64))
-
-
-def differing(before: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> list[str]:
-    """Names of ``before`` whose `sums` are others now; the device is waited for once."""
-    if not before:
-        return []
-    device = next(iter(before.values())).device
-    old, new = (torch.stack([of[name].to(device) for name in before]) for of in (before, now))
-    return [name for name, other in zip(before, (old != new).any(dim=1).tolist(), strict=True) if other]
-
-
-def sums(tensor: Tensor) -> Tensor:
-    """The checksum as int64 [2] on the tensor's device, which is not waited for: of whole words, and of the up to seven
-    bytes after them.
-
-    Words are summed in columns of a grid, in one pass over memory and without a copy, and the sums, their halves mixed,
-    by odd weights of their own: every change of one word is seen, and every move but those by a multiple of the grid's
-    width, 8 times a prime that is no extent of any tensor. Of words that stand so far apart, an even number of which
-    change in the highest bit only, nothing is seen.
-    """
-    data = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
-    whole = len(data) // 8 * 8
-    words, tail = data[:whole].view(torch.int64), data[whole:]
-    grid = words[: len(words) // _WIDTH * _WIDTH].view(-1, _WIDTH)
-    rest = words[grid.numel() :]
-    odd = _odd(tensor.device)
-    total = (_mixed(rest) * odd[_WIDTH : _WIDTH + len(rest)]).sum()
-    if len(grid):
-        total += (_mixed(grid.sum(dim=0)) * odd[:_WIDTH]).sum()
-    return torch.stack([total, (tail * odd[: len(tail)]).sum()])
-
-
-def _mixed(words: Tensor) -> Tensor:
-    """The high bits on the low ones as well: else changes of the highest bit in two words would cancel in a sum. Not by
-    32 bits, which makes 0 of the low half of a word that holds one 4-byte value twice: the sum of what is left over
-    many words that change alike, as when rows are cleared, is a multiple of 2^64."""
-    return words ^ ((words >> 29) & _UNSIGNED)
-
-
-@functools.cache
-def _odd(device: torch.device) -> Tensor:
-    return torch.arange(2 * _WIDTH, dtype=torch.int64, device=device) * 2 + 1

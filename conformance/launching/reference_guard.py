@@ -8,29 +8,29 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from conformance.launching.guards import differing, sums
+from conformance.launching.snapshot import Snapshot, changed
 from conformance.operator import ONLY, OracleRows, References, Shared
 
 
 class ReferenceGuard:
-    """Remembers the checksum of each tensor from when it is first seen for as long as it lives."""
+    """Remembers what each tensor was when it was first seen, for as long as it lives."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}
+        self._known: dict[int, tuple[weakref.ref[Tensor], Snapshot]] = {}
 
     def watch(self, references: References, shared: Shared) -> None:
-        """Before a kernel runs: take the checksums of what is there and has none yet."""
+        """Before a kernel runs: look at what is there and was not seen yet."""
         here = {key: tensor for key, (_, tensor) in _by_id(references, shared).items()}
         kept = {key: entry for key, entry in self._known.items() if key in here and entry[0]() is here[key]}
-        new = {key: (weakref.ref(tensor), sums(tensor)) for key, tensor in here.items() if key not in kept}
+        new = {key: (weakref.ref(tensor), Snapshot.of(tensor)) for key, tensor in here.items() if key not in kept}
         self._known = kept | new
 
     def changed(self, references: References, shared: Shared) -> str:
         """What is no longer as it was, in words; empty when all of it is."""
         here = _by_id(references, shared)
-        known = {key: value for key, (of, value) in self._known.items() if key in here and of() is here[key][1]}
-        found = differing({str(key): value for key, value in known.items()},
-                          {str(key): sums(here[key][1]) for key in known})
+        known = {str(key): snapshot for key, (of, snapshot) in self._known.items()
+                 if key in here and of() is here[key][1]}
+        found = changed(known, {key: here[int(key)][1] for key in known})
         return ", ".join(dict.fromkeys(here[int(key)][0] for key in found))
 
 

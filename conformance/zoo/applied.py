@@ -12,10 +12,10 @@ from conformance.case import Case
 from conformance.formats import bits
 from conformance.judging.judge import HARMLESS, Judge
 from conformance.kernel import Kernel
-from conformance.launching.guards import checksum
 from conformance.launching.launch import Launcher
 from conformance.launching.raised import KernelRaised
 from conformance.launching.restore import process_kept
+from conformance.launching.snapshot import checksum
 from conformance.mutants import DIFFERS
 from conformance.operator import Call
 from conformance.registry import operator

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import torch
@@ -144,15 +144,18 @@ def inputs(case: Case, sizes: str, device: torch.device, shared: Shared) -> Call
         arguments["topk_weights"] = shared.get(key, build_weights)
     if case.get("xsf") == "yes":
         arguments["x_sf"] = shared.get(("x_sf", seed, sizes, scales), build_x_sf)
-    if target == "e4m3" and case.get("sf", "given") != "none":
-        arguments["sf"] = placed(_output_scale(case, regime, seed, device))
-    sf, padding = arguments["sf"], positions < 0
+    sf = _output_scale(case, regime, seed) if target == "e4m3" and case.get("sf", "given") != "none" else None
+    arguments["sf"] = None if sf is None else placed(torch.full((1,), sf, device=device))
+    padding = positions < 0
     form = replace(output(arguments, FORMATS[target].dtype), gap=GAP if all_strided else 0)
-    empty = padding.all(dim=1) if sf is None or 0 < float(sf) < math.inf else None
-    changing = unused[:: max(1, len(unused) // _CHANGING_ROWS)]
-    poison = _poison(arguments, unused, changing, padding if case.get("poison") == "weights" else None, shared.get(
-        ("poison", seed, sizes), dict[int, int]))
-    return Call(case, arguments, form, poison, regime, empty, {"x": changing})
+    empty = padding.all(dim=1) if sf is None or 0 < sf < math.inf else None
+    places: dict[str, Tensor] = {"x": unused[:: max(1, len(unused) // _CHANGING_ROWS)]}
+    if arguments["x_sf"] is not None:
+        places["x_sf"] = unused
+    if case.get("poison") == "weights" and arguments["topk_weights"] is not None:
+        places["topk_weights"] = padding
+    poison = _poison(arguments, places, shared.get(("poison", seed, sizes), dict[int, int]))
+    return Call(case, arguments, form, poison, regime, empty, {"x": places["x"]})
 
 
 def _weights(data: str, drawn: Tensor) -> Tensor:
@@ -187,17 +190,13 @@ def _small(drawn: Tensor) -> Tensor:
     return drawn * torch.tensor(_SUBNORMAL, device=drawn.device)[turn].view(drawn.shape)
 
 
-def _poison(
-    arguments: Arguments, unused: Tensor, changing: Tensor, padding: Tensor | None, standing: dict[int, int]
-) -> Callable[[int], None]:
-    """The call's ``set_poison``: unused rows of x and x_sf, and weights of padding slots where ``padding`` is given.
+def _poison(arguments: Arguments, places: Mapping[str, Tensor], standing: dict[int, int]) -> Callable[[int], None]:
+    """The call's ``set_poison``. ``places``: rows of x and x_sf that no slot refers to, padding slots of the weights.
 
-    All unused rows of x hold NaN from the start; the second poison goes to those that are ``changing``, a spread of
-    them, which costs far less at official sizes. ``standing`` tells, over all calls that share tensors, which poison
-    stands in a tensor, by its id. What stands already is not written again, so that a kernel's own writes to these
-    places show in the checksum.
+    All unused rows of x hold NaN from the start; the second poison goes to a spread of them, which costs far less at
+    official sizes. ``standing`` tells, over all calls that share tensors, which poison stands in a tensor, by its id.
+    What stands already is not written again, so that a kernel's own writes to these places show in the checksum.
     """
-    x, x_sf, weights = arguments["x"], arguments["x_sf"], arguments["topk_weights"]
 
     def stands(tensor: Tensor, which: int) -> bool:
         before, standing[id(tensor)] = standing.get(id(tensor)), which
@@ -205,35 +204,37 @@ def _poison(
 
     def set_poison(which: int) -> None:
         known = which < len(_POISON)  # of the third one each row has its own
-        for tensor, rows in ((x, changing), *([(x_sf, unused)] if x_sf is not None else [])):
-            if not stands(tensor, which):
-                if known:
-                    tensor.index_fill_(0, rows, _POISON[which])  # waits for no device, unlike an assignment
-                else:
-                    tensor[rows] = (rows % 61 + 3).to(tensor.dtype).view(-1, *[1] * (tensor.dim() - 1))
-        if padding is not None and weights is not None and not stands(weights, which):
-            weights.masked_fill_(padding, _POISON[which] if known else 5.0)
+        for name, where in places.items():
+            tensor = arguments[name]
+            if stands(tensor, which):
+                continue
+            if where.dtype == torch.bool:
+                tensor.masked_fill_(where, _POISON[which] if known else 5.0)
+            elif known:
+                tensor.index_fill_(0, where, _POISON[which])  # waits for no device, unlike an assignment
+            else:
+                tensor[where] = (where % 61 + 3).to(tensor.dtype).view(-1, *[1] * (tensor.dim() - 1))
 
     return set_poison
 
 
-def _output_scale(case: Case, regime: str, seed: int, device: torch.device) -> Tensor:
-    """sf [1]: 0.75 to 2.75 of either sign; a power of two where sums are exact; what output codes need where those
-    are aimed at; or the special value that the case's parameter sf names.
+def _output_scale(case: Case, regime: str, seed: int) -> float:
+    """sf, a number of fp32: 0.75 to 2.75 of either sign; a power of two where sums are exact; what output codes need
+    where those are aimed at; or the special value that the case's parameter sf names.
 
     Positive wherever a token may hold only padding slots: +0 times a negative sf is a zero whose sign
     straightforward kernels do not agree on, and the contract's +0 is tested with positive sf only.
     """
     named, data = case.get("sf", "given"), case.get("data")
     if named in _SPECIAL_SF:
-        return torch.full((1,), _SPECIAL_SF[named], device=device)
+        return _SPECIAL_SF[named]
     if named != "given":
         raise ConformanceError(f"case {case.id}: sf:{named} is none of given, none, {', '.join(_SPECIAL_SF)}")
     if data in _PLAIN or data == "tiny":
-        return torch.full((1,), 0.25 if data == "overflow" else 1.0, device=device)
+        return 0.25 if data == "overflow" else 1.0
     if regime == "exact":
-        return torch.full((1,), 0.5, device=device)
-    scale = 0.75 + 2 * uniform((1,), seed + 4, device)
+        return 0.5
+    scale = float(0.75 + 2 * uniform((1,), seed + 4, torch.device("cpu")))  # not on a GPU, which would be waited for
     negative = "routing" not in case.params and seed % 2 == 1
     return -scale if negative else scale
 

@@ -100,13 +100,13 @@ def accumulate(arguments: Arguments, chunks: Sequence[_Chunk] | None = None) -> 
     return acc
 
 
-def finish(acc: Tensor, arguments: Arguments, dtype: torch.dtype) -> Tensor:
-    """The accumulator [T, H] times sf, cast to ``dtype``; a token with only padding slots is +0 for every sf."""
+def finish(acc: Tensor, arguments: Arguments, dtype: torch.dtype, full: bool = False) -> Tensor:
+    """The accumulator [T, H] times sf, cast to ``dtype``; a token with only padding slots is +0 for every sf.
+    ``full``: there is none."""
     if arguments["sf"] is not None:
-        empty = (arguments["token_topk_to_pos"] < 0).all(dim=1, keepdim=True)
         acc = acc * arguments["sf"]
-        if bool(empty.any()):
-            acc.masked_fill_(empty, 0.0)
+        if not full:
+            acc.masked_fill_((arguments["token_topk_to_pos"] < 0).all(dim=1, keepdim=True), 0.0)
     return cast(acc, dtype)
 
 
@@ -190,4 +190,5 @@ def reference(call: Call, shared: Shared) -> Reference:
         return (_scaled(part, arguments["sf"], chunk.valid[:, None] == 0)
                 for part, chunk in zip(unscaled, chunks, strict=True))
 
-    return Reference(finish(acc, arguments, call.output.dtype), rows)
+    full = all(chunk.full for chunk in chunks)
+    return Reference(finish(acc, arguments, call.output.dtype, full), rows)
