@@ -21,7 +21,7 @@ _BLOCK = 1024  # elements
 
 def golden_fraction(reference: Reference) -> float | None:
     """The largest budget fraction of the golden; None on a CPU, without Triton, and where an element is not finite or
-    over its budget. The formula is that of `measurement._unsettled`, in fp64."""
+    over its budget. The formula is that of `measurement.element_errors`."""
     golden = reference.golden
     form, kernel = format_of(golden.dtype), _kernel() if golden.is_cuda and golden.numel() else None
     if kernel is None or form is None or not golden.is_contiguous():

@@ -21,8 +21,12 @@ def worst_of_blocks(result, value, error, worst, count, half_ulp_of_one, smalles
     found = tl.load(result + at, mask=here, other=0.0).to(tl.float32).to(tl.float64)
     expected = tl.load(value + at, mask=here, other=0.0)
     allowed = tl.load(error + at, mask=here, other=1.0).to(tl.float64)
+    low = tl.minimum(tl.maximum(expected - allowed, -limit), limit)
+    high = tl.minimum(tl.maximum(expected + allowed, -limit), limit)
     expected = tl.minimum(tl.maximum(expected, -limit), limit)
-    power = (expected.to(tl.int64, bitcast=True) & _EXPONENT).to(tl.float64, bitcast=True)  # 2**floor(log2 |expected|)
-    fraction = tl.abs(found - expected) / (allowed + tl.maximum(power, smallest) * half_ulp_of_one)
+    error = tl.maximum(expected - low, high - expected)  # what saturates has none left beyond the largest value
+    magnitude = tl.abs(expected) + error
+    power = (magnitude.to(tl.int64, bitcast=True) & _EXPONENT).to(tl.float64, bitcast=True)  # 2**floor(log2 magnitude)
+    fraction = tl.abs(found - expected) / (error + tl.maximum(power, smallest) * half_ulp_of_one)
     known = (fraction == fraction) & (allowed < float("inf"))
     tl.store(worst + block, tl.max(tl.where(known, fraction, float("inf")), axis=0))
