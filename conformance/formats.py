@@ -54,6 +54,13 @@ def bits(tensor: Tensor) -> Tensor:
     return tensor.view(_BITS[tensor.element_size()])
 
 
+def differs(one: Tensor, two: Tensor) -> Tensor:
+    """bool [], on the device, which is not waited for: whether two tensors of one shape and dtype differ in a bit."""
+    if one.is_cuda:
+        return (bits(one) != bits(two)).any()
+    return torch.tensor(not torch.equal(bits(one), bits(two)))  # ends at the first difference
+
+
 def ulps_apart(one: Tensor, two: Tensor) -> Tensor:
     """int64: how many steps of their format lie between numbers of one floating-point dtype. Zeros of both signs are
     one number; NaN has no place among them."""

@@ -11,7 +11,7 @@ from engine_samples import CPU
 
 from conformance.data.layouts import BAND, LAYOUTS, place
 from conformance.launching.guards import POISON_BYTES, GuardedOutput, unwritten
-from conformance.launching.snapshot import Snapshot, changed, checksum
+from conformance.launching.snapshot import Snapshot, Watched, changed, checksum
 from conformance.operator import Output
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn]
@@ -271,21 +271,23 @@ def test_rows_that_all_change_alike_are_seen(dtype, value):
 @pytest.mark.parametrize("count", [0, 1, 5, 4096, (1 << 22) + 3])  # of bytes: copied, and the last one summed
 def test_a_snapshot_sees_every_byte_of_the_storage(count: int) -> None:
     storage = torch.arange(count + 16, dtype=torch.int64).to(torch.uint8)
-    inner = storage[8 : 8 + count]
-    before = {"x": Snapshot.of(inner), "y": Snapshot.of(torch.ones(3))}
-    now = {"x": inner, "y": torch.ones(3)}
-    assert changed(before, now) == []
+    inner, other = storage[8 : 8 + count], torch.ones(3)
+    watched = [Watched("x", Snapshot.of(inner), inner), Watched("y", Snapshot.of(other), other),
+               Watched("y", Snapshot.of(other), other)]
+    assert changed(watched, watched[:1]) == [[], []]
     for number in {0, 7, 8 + count // 2, count + 15}:
         storage[number] ^= 0x80
-        assert changed(before, now) == ["x"], number
+        assert changed(watched, watched[1:], watched[:1]) == [["x"], [], ["x"]], number
         storage[number] ^= 0x80
-    assert changed(before, now | {"y": torch.ones(4)}) == ["y"]
-    assert changed({}, now) == []
+    other[2] = 2.0
+    assert changed(watched) == [["y"]]
+    assert changed([], [Watched("y", Snapshot.of(other), torch.ones(4))]) == [[], ["y"]]
+    assert changed([]) == [[]]
 
 
 def test_a_snapshot_knows_nan_by_its_bits() -> None:
     values = torch.tensor([math.nan, 0.0])
-    before = {"x": Snapshot.of(values)}
-    assert changed(before, {"x": values}) == []
+    watched = [Watched("x", Snapshot.of(values), values)]
+    assert changed(watched) == [[]]
     values[1] = -0.0
-    assert changed(before, {"x": values}) == ["x"]
+    assert changed(watched) == [["x"]]

@@ -83,7 +83,7 @@ class _Failure:
         except KernelRaised:
             return None
         bad_form = self.joint.problem(again.results, launcher.device, launcher.kernel.fills_out)
-        return None if bad_form or again.overrun else again.results
+        return None if bad_form or again.damage() else again.results
 
     def by_history(self, sentence: str) -> Diagnosis:
         wrong = bits(self.part.result) != bits(self.reference.golden)

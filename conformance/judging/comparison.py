@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from conformance.diagnosis.diagnose import Allowance
 from conformance.diagnosis.inquiry import explain
-from conformance.formats import bits
-from conformance.kernel import LEVELS
+from conformance.formats import bits, differs
 from conformance.launching.guards import unwritten
 from conformance.launching.launch import Launched, Launcher
 from conformance.launching.reference_guard import ReferenceGuard
-from conformance.launching.snapshot import Snapshot, changed
+from conformance.launching.snapshot import Snapshot, Watched, changed
 from conformance.operator import Call, Reference, Results, Shared
-from conformance.verdicts.joint import Joint
+from conformance.verdicts.joint import Joint, weakness
 from conformance.verdicts.verdict import Verdict, number, spelled
 
 
@@ -38,7 +38,14 @@ class Subject:
 
     def touched(self) -> str:
         """What of the reference a kernel wrote to, empty when nothing."""
-        return self.guard.changed(self.joint.references, self.shared)
+        (written,) = changed(self.guard.watched(self.joint.references, self.shared))
+        return ", ".join(written)
+
+    def written(self) -> tuple[list[str], list[str]]:
+        """The inputs, under poison 1, and what of the reference a kernel wrote to."""
+        inputs, reference = changed(_watched(self.inputs, self.call.arguments),
+                                    self.guard.watched(self.joint.references, self.shared))
+        return inputs, reference
 
 
 def launch_and_compare(launcher: Launcher, subject: Subject, allowance: Allowance) -> tuple[Verdict, str | None]:
@@ -46,6 +53,7 @@ def launch_and_compare(launcher: Launcher, subject: Subject, allowance: Allowanc
     configuration must agree bit by bit. What fails is explained as long as ``allowance`` grants it."""
     kernel, call = launcher.kernel, launcher.call
     subject.guard.watch(subject.joint.references, subject.shared)
+    goldens = {name: one.golden for name, one in subject.joint.references.of.items()}
     passed: list[Verdict] = []
     paths: dict[str | None, None] = {}  # what ran where no configuration was forced, in order
     firsts: dict[str | None, tuple[Launched, Results]] = {}
@@ -53,22 +61,29 @@ def launch_and_compare(launcher: Launcher, subject: Subject, allowance: Allowanc
         if launched.config is None:
             paths[launched.path] = None
         same, results = launched.call is call, launched.results
-        early = subject.early if same and launched.poison == 0 and not passed else {}
-        if early and (written := changed(early, call.written_over())):
-            message = f"{launched.label}: wrote to its input {', '.join(written)}"
-            return Verdict(None, "input-changed", message), launched.path
         joint = subject.joint if same else Joint.of(launched.call, launcher.operator.reference(launched.call, Shared()))
         problem = joint.problem(results, launcher.device, kernel.fills_out)
-        if launched.overrun or problem:
-            kind, what = ("guard", launched.overrun) if launched.overrun else ("form", problem)
-            return Verdict(None, kind, f"{launched.label}: {what}"), launched.path
         first = firsts.get(launched.config) if same else None
+        early: list[Watched] = []
+        if same and launched.poison == 0 and not passed:
+            early = _watched(subject.early, call.written_over())
+        if same and not problem and _as_expected(launched, results, first[1] if first else goldens, early):
+            if first is None:
+                passed.append(joint.exact())
+                firsts[launched.config] = launched, goldens
+            continue
+        if written := changed(early)[0]:
+            message = f"{launched.label}: wrote to its input {', '.join(written)}"
+            return Verdict(None, "input-changed", message), launched.path
+        if (damage := launched.damage()) or problem:
+            kind, what = ("guard", damage) if damage else ("form", problem)
+            return Verdict(None, kind, f"{launched.label}: {what}"), launched.path
         if first is not None:
-            differs = joint.difference(first[1], results)
-            if differs is None:
+            apart = joint.difference(first[1], results)
+            if apart is None:
                 continue
             if kernel.repeats(call.case.params):
-                name, mask = differs
+                name, mask = apart
                 found = _blamed(_disagreement(launcher, joint, name, mask, first, launched), subject)
                 return explain(found, launcher, launched, joint, subject.joint, name, allowance), launched.path
         found, name = joint.judge(results, kernel.promise)
@@ -78,9 +93,23 @@ def launch_and_compare(launcher: Launcher, subject: Subject, allowance: Allowanc
         passed.append(found)
         if same:
             firsts.setdefault(launched.config, (launched, _kept(results, joint, found)))
-    verdict = max(passed, key=lambda one: (LEVELS.index(one.level or ""), one.budget_fraction or 0.0))
+    verdict = max(passed, key=weakness)
     fallbacks = [path for path in paths if path not in kernel.native_paths]  # None too: a launch that did not say
     return _blamed(verdict, subject), next(iter([*fallbacks, *paths]), None)
+
+
+def _as_expected(launched: Launched, results: Results, expected: Results, early: Sequence[Watched]) -> bool:
+    """Whether a launch left the expected bits and nothing else; the device is waited for once. It mostly is so, and if
+    not the same is asked again, piece by piece."""
+    if launched.touched is None:
+        return False
+    flags = [launched.touched, *(one.before.differs(one.now) for one in early)]
+    flags += [differs(results[name], expected[name]) for name in expected]
+    return not any(torch.stack(flags).tolist())
+
+
+def _watched(before: Mapping[str, Snapshot], now: Mapping[str, Tensor]) -> list[Watched]:
+    return [Watched(name, snapshot, now[name]) for name, snapshot in before.items()]
 
 
 def _kept(results: Results, joint: Joint, found: Verdict) -> Results:
@@ -94,10 +123,11 @@ def _blamed(verdict: Verdict, subject: Subject) -> Verdict:
     """The verdict, or that the kernel wrote to its inputs or to the reference: what follows from them, later results
     and the oracle, is wrong then as well."""
     subject.call.set_poison(1)
-    if written := changed(subject.inputs, subject.call.arguments):
-        kind, message = "input-changed", f"wrote to its input {', '.join(written)}"
-    elif touched := subject.touched():
-        kind, message = "guard", f"wrote to memory of the suite that holds the reference ({touched})"
+    inputs, reference = subject.written()
+    if inputs:
+        kind, message = "input-changed", f"wrote to its input {', '.join(inputs)}"
+    elif reference:
+        kind, message = "guard", f"wrote to memory of the suite that holds the reference ({', '.join(reference)})"
     else:
         return verdict
     if verdict.passed:

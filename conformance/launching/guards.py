@@ -37,23 +37,36 @@ class GuardedOutput:
         self.storage[:BAND] = self.storage[-BAND:] = _band(self.storage.device)
         self.storage[BAND:-BAND].fill_(POISON_BYTES[which])
 
+    @property
+    def moved(self) -> bool:
+        """Whether the tensor was made to point at other memory."""
+        return bool(self.tensor.numel()) and self.tensor.data_ptr() != self.storage.data_ptr() + BAND
+
+    def touched(self, which: int) -> Tensor:
+        """bool [], on the device, which is not waited for: whether anything outside the output is not as
+        ``poison(which)`` left it."""
+        return torch.cat([mask.flatten() for mask in self._changed(which).values()]).any()
+
     def overrun(self, which: int) -> str | None:
         """Where the kernel wrote outside its output since ``poison(which)``, or None."""
-        whole = _band(self.storage.device)
-        bands = {"before": self.storage[:BAND] != whole, "after": self.storage[-BAND:] != whole}
-        if bool(torch.cat([*bands.values()]).any()):  # the device is waited for once
-            for side, touched in ((side, changed.nonzero().flatten()) for side, changed in bands.items()):
-                if not len(touched):
-                    continue
+        if not bool(self.touched(which)):  # the device is waited for once
+            return None
+        changed = self._changed(which)
+        for side in ("before", "after"):
+            if len(touched := changed[side].nonzero().flatten()):
                 offset = int(touched[-1]) - BAND if side == "before" else int(touched[0])
                 return f"{len(touched)} bytes changed {side} the output (nearest at byte offset {offset})"
+        return f"{int(changed['between'].sum())} bytes changed between the output's rows"
+
+    def _changed(self, which: int) -> dict[str, Tensor]:
+        """Masks of the bytes in each band and between the rows."""
+        whole = _band(self.storage.device)
+        found = {"before": self.storage[:BAND] != whole, "after": self.storage[-BAND:] != whole}
         inside = len(self.storage) - 2 * BAND
         if inside > self.tensor.numel() * self.tensor.element_size():  # of one row, too, which is contiguous
             rows = self.storage[BAND:-BAND].view(self.tensor.shape[0], -1)
-            gaps = rows[:, self.tensor.shape[-1] * self.tensor.element_size() :] != POISON_BYTES[which]
-            if bool(gaps.any()):
-                return f"{int(gaps.sum())} bytes changed between the output's rows"
-        return None
+            found["between"] = rows[:, self.tensor.shape[-1] * self.tensor.element_size() :] != POISON_BYTES[which]
+        return found
 
 
 @dataclass(frozen=True)
@@ -75,10 +88,14 @@ class Buffers:
         for one in self.by_name.values():
             one.poison(which)
 
+    def touched(self, which: int) -> Tensor:
+        """bool [], on the device, which is not waited for: whether ``damage(which)`` is something."""
+        return torch.stack([one.touched(which) | one.moved for one in self.by_name.values()]).any()
+
     def damage(self, which: int) -> str | None:
         """What was done to a buffer since ``poison(which)`` that must not be done, or None."""
         for name, one in self.by_name.items():
-            if one.tensor.numel() and one.tensor.data_ptr() != one.storage.data_ptr() + BAND:
+            if one.moved:
                 return f"the tensor given as {name} was made to point at other memory"
             if (found := one.overrun(which)) is not None:
                 return found if name == ONLY else f"{name}: {found}"

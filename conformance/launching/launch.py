@@ -5,6 +5,7 @@ Each way returns the results that must all be right, labelled, for the engine to
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -28,15 +29,18 @@ REPEATS = 25
 @dataclass(frozen=True)
 class Launched:
     """One result: what was done, the call it answers, the result (of several outputs, by name), the path that ran,
-    which poison was in place, and which configuration was forced."""
+    which poison was in place, and which configuration was forced. ``damage``: what was written that must not be, in
+    words; ``touched``, bool [] on the device, which was not waited for: whether there is some, None where that is not
+    known."""
 
     label: str
     call: Call
     result: Any
     path: str | None
     poison: int
-    overrun: str | None = None
+    damage: Callable[[], str | None] = lambda: None
     config: str | None = None
+    touched: Tensor | None = None
 
     @property
     def results(self) -> Mapping[str, Any]:
@@ -68,8 +72,8 @@ class Launcher:
 
     def once(self, label: str, poison: int, config: str | None = None, out: Buffers | None = None, *,
              behind: bool = False) -> Launched:
-        """Poison inputs and output, run, and look at the guard bands. ``out`` reuses a buffer. ``behind``: the result
-        is what the next work on the current stream finds, not what stands there once the whole device is done."""
+        """Poison inputs and output, run, and have the guard bands looked at. ``out`` reuses a buffer. ``behind``: the
+        result is what the next work on the current stream finds, not what stands there once the device is done."""
         self.call.set_poison(poison)
         if out is None:
             out = Buffers.allocate(self.call, self.device)
@@ -80,7 +84,8 @@ class Launcher:
         if behind:
             result = _copied(result)
         self.synchronize()
-        return Launched(label, self.call, result, path, poison, out.damage(poison), config)
+        return Launched(label, self.call, result, path, poison, functools.partial(out.damage, poison), config,
+                        out.touched(poison))
 
     def run(self, arguments: Mapping[str, Any], out: Buffers, config: str | None = None, validate: bool = True
             ) -> tuple[Any, str | None]:
@@ -194,9 +199,9 @@ def _redraw(launcher: Launcher) -> Iterator[Launched]:
         out.poison(0)
         result, path = launcher.run(static, out)
         launcher.synchronize()
-        damage = out.damage(0)
+        damage = functools.partial(out.damage, 0)
         if any(memory_lost(kept) or not torch.equal(bits(kept), bits(copy)) for kept, copy in earlier):
-            damage = "a result returned earlier was overwritten by this call"
+            damage = functools.partial(str, "a result returned earlier was overwritten by this call")
         earlier += [(one, one.clone()) for one in by_name(result).values() if _readable(one)]
         yield Launched(label, call, result, path, 0, damage)
 
@@ -226,7 +231,7 @@ def _graph(launcher: Launcher) -> Iterator[Launched]:
         out.poison(poison)
         graph.replay()
         launcher.synchronize()
-        yield Launched(label, call, result, path, poison, out.damage(poison))
+        yield Launched(label, call, result, path, poison, functools.partial(out.damage, poison))
 
 
 _MODES: dict[str, Callable[[Launcher], Iterator[Launched]]] = {

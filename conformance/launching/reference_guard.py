@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from conformance.launching.snapshot import Snapshot, changed
+from conformance.launching.snapshot import Snapshot, Watched
 from conformance.operator import ONLY, OracleRows, References, Shared
 
 
@@ -25,13 +25,11 @@ class ReferenceGuard:
         new = {key: (weakref.ref(tensor), Snapshot.of(tensor)) for key, tensor in here.items() if key not in kept}
         self._known = kept | new
 
-    def changed(self, references: References, shared: Shared) -> str:
-        """What is no longer as it was, in words; empty when all of it is."""
+    def watched(self, references: References, shared: Shared) -> list[Watched]:
+        """What is there and was seen before."""
         here = _by_id(references, shared)
-        known = {str(key): snapshot for key, (of, snapshot) in self._known.items()
-                 if key in here and of() is here[key][1]}
-        found = changed(known, {key: here[int(key)][1] for key in known})
-        return ", ".join(dict.fromkeys(here[int(key)][0] for key in found))
+        return [Watched(here[key][0], snapshot, here[key][1]) for key, (of, snapshot) in self._known.items()
+                if key in here and of() is here[key][1]]
 
 
 def _by_id(references: References, shared: Shared) -> dict[int, tuple[str, Tensor]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -35,12 +35,20 @@ class Snapshot:
         return torch.ne(now, self.kept).any()
 
 
-def changed(before: Mapping[str, Snapshot], now: Mapping[str, Tensor]) -> list[str]:
-    """Names of ``before`` whose tensors are others ``now``; the device is waited for once."""
-    if not before:
-        return []
-    differs = torch.stack([snapshot.differs(now[name]) for name, snapshot in before.items()])
-    return [name for name, other in zip(before, differs.tolist(), strict=True) if other]
+@dataclass(frozen=True)
+class Watched:
+    """A tensor, what it was, and a name to tell of it; several may have one name."""
+
+    name: str
+    before: Snapshot
+    now: Tensor
+
+
+def changed(*groups: Sequence[Watched]) -> list[list[str]]:
+    """For each group the names, each once, of what is no longer as it was; the device is waited for once."""
+    flags = [one.before.differs(one.now) for group in groups for one in group]
+    differs = iter(torch.stack(flags).tolist() if flags else ())
+    return [list(dict.fromkeys(one.name for one in group if next(differs))) for group in groups]
 
 
 def checksum(tensor: Tensor) -> int:

@@ -65,6 +65,11 @@ class Joint:
         level = max(other.level or _ANY_ORDER, _ANY_ORDER, key=LEVELS.index)
         return replace(other, level=level), at
 
+    def exact(self) -> Verdict:
+        """The verdict on results that have the goldens' bits, all of them."""
+        return max((Verdict("bit-exact", budget_fraction=None if reference.exact else self.fraction(name))
+                    for name, reference in self.references.of.items()), key=weakness)
+
     def difference(self, one: Results, two: Results) -> tuple[str, Tensor] | None:
         """The first output in which two results of the call differ where nothing is left open, the order being that
         of the first; with the mask of the elements. None where there is none."""
@@ -80,7 +85,7 @@ class Joint:
                  for name, reference in references.items()}
         failed = [name for name, verdict in found.items() if not verdict.passed]
         if not failed:
-            name = max(found, key=lambda key: (LEVELS.index(found[key].level or ""), found[key].budget_fraction or 0.0))
+            name = max(found, key=lambda key: weakness(found[key]))
             return found[name], name
         name, *others = failed
         also = f"; {', '.join(others)} too {'are' if len(others) > 1 else 'is'} wrong" if others else ""
@@ -94,3 +99,8 @@ class Joint:
 
     def _told(self, name: str, text: str) -> str:
         return text if self._single else f"{name}: {text}"
+
+
+def weakness(found: Verdict) -> tuple[int, float]:
+    """Of those that passed the greatest counts."""
+    return LEVELS.index(found.level or ""), found.budget_fraction or 0.0

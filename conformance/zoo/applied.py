@@ -52,7 +52,7 @@ def _trace(kernel: Kernel, call: Call, judge: Judge) -> list[object]:
     with torch.no_grad(), process_kept():
         try:
             for launched in launcher.launch(call.case.get("launch", "plain")):
-                seen.append(launched.overrun)
+                seen.append(launched.damage())
                 for name, result in launched.results.items():
                     form = launched.call.outputs.get(name)
                     same_form = form is not None and isinstance(result, Tensor) and result.dtype == form.dtype
