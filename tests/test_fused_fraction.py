@@ -42,7 +42,7 @@ def test_the_same_figure_in_one_pass(name: str, source: str, target: str) -> Non
     call.set_poison(1)
     reference = contract.reference(call, Shared())
     assert isinstance(reference, Reference)
-    found, known = fused.golden_fraction(reference), 0.0
+    found, known = fused.begin(reference)(), 0.0
     for rows in reference.oracle():
         error, budget, _ = element_errors(reference.golden[rows.start : rows.stop], reference.golden, rows)
         known = max(known, float((error / budget).max()))
@@ -55,7 +55,9 @@ def test_the_same_figure_in_one_pass(name: str, source: str, target: str) -> Non
 @on_cuda
 @pytest.mark.parametrize("form", ["fp32", "bf16", "fp16", "e4m3"])
 def test_it_says_nothing_of_what_is_over_budget_or_not_finite(form: str) -> None:
-    tell = fused.golden_fraction
+    def tell(reference: Reference) -> float | None:
+        return fused.begin(reference)()
+
     step = 2.0 ** (1 - FORMATS[form].precision)
     assert tell(reference_of(1.0, 1e-6, 1.0, form, "cuda")) == 0.0
     half = tell(reference_of(1 + step / 2, step / 2, 1.0, form, "cuda"))
@@ -70,13 +72,13 @@ def test_it_says_nothing_of_what_is_over_budget_or_not_finite(form: str) -> None
 
 @on_cuda
 def test_what_saturates_is_no_error() -> None:
-    assert fused.golden_fraction(reference_of(1e6, 1.0, 448.0, "e4m3", "cuda")) == 0.0
+    assert fused.begin(reference_of(1e6, 1.0, 448.0, "e4m3", "cuda"))() == 0.0
 
 
 def test_on_a_cpu_pytorch_measures() -> None:
     reference = reference_of(1 + 2.0**-8, 2.0**-9, 1.0, "bf16", "cpu")
-    assert fused.golden_fraction(reference) is None
-    assert golden_fraction(reference) == pytest.approx(2 / 3, rel=1e-4)
+    assert fused.begin(reference)() is None
+    assert golden_fraction(reference)() == pytest.approx(2 / 3, rel=1e-4)
 
 
 @on_cuda
@@ -88,5 +90,5 @@ def test_a_triton_that_fails_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(fused, "_kernel", Fails)
     reference = reference_of(1 + 2.0**-8, 2.0**-9, 1.0, "bf16", "cuda")
-    assert fused.golden_fraction(reference) is None
-    assert golden_fraction(reference) == pytest.approx(2 / 3, rel=1e-4)
+    assert fused.begin(reference)() is None
+    assert golden_fraction(reference)() == pytest.approx(2 / 3, rel=1e-4)

@@ -164,7 +164,7 @@ def test_the_golden_keeps_its_budget_and_right_kernels_pass(name: str, dtype: st
     for mode in ("atomic", "reduce") if dtype != "a16w4" else ("atomic",):
         for tokens in (0, 1, 19):
             call, reference = prepared(point(name, dtype, mode, "yes", tokens=tokens))
-            assert golden_fraction(reference) <= 1.0
+            assert golden_fraction(reference)() <= 1.0
             found = verdict(result(per_expert(name), call), call, reference)
             assert found.passed, found.message
             assert accepted(call, reference) is None

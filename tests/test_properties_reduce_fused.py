@@ -185,7 +185,7 @@ def _fraction(drawn: Sum, x: Tensor, kernel) -> float:
     reference = Reference(right, lambda: oracle(given))
     form = operator(OPERATOR).output(given, None)
     call = Call(Case(OPERATOR, {}), given, form, lambda which: None)
-    found = judge(drawn.on(kernel, x=x), call, reference, "within-budget", golden_fraction(reference))
+    found = judge(drawn.on(kernel, x=x), call, reference, "within-budget", golden_fraction(reference)())
     return found.budget_fraction if found.passed and found.budget_fraction is not None else 2.0
 
 

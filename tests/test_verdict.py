@@ -27,7 +27,7 @@ every_combination = pytest.mark.parametrize(("source", "target"), COMBINATIONS)
 
 def judged(result: Tensor, call: Call, reference: Reference, promise: str = "within-budget") -> Verdict:
     assert check_form(result, call.output, CPU) is None
-    return judge(result, call, reference, promise, golden_fraction(reference))
+    return judge(result, call, reference, promise, golden_fraction(reference)())
 
 
 def made(values: list[list[float]], errors: float | list[list[float]], form: str,
@@ -63,7 +63,7 @@ def next_up(value: Tensor, steps: int = 1) -> Tensor:
 def test_the_golden_is_bit_exact(source: str, target: str, promise: str) -> None:
     call, reference = call_of(sample(**{"in": source, "out": target, "tokens": 31}))
     found = judged(reference.golden.clone(), call, reference, promise)
-    assert found == Verdict("bit-exact", budget_fraction=golden_fraction(reference))
+    assert found == Verdict("bit-exact", budget_fraction=golden_fraction(reference)())
     assert found.passed
     assert 0.1 < found.budget_fraction <= 1.0
 
@@ -88,7 +88,7 @@ def test_another_right_arithmetic_is_within_budget(source: str, target: str) -> 
 def test_an_output_without_tokens() -> None:
     call, reference = call_of(sample(tokens=0))
     assert judged(torch.empty(0, 256), call, reference, "bit-exact").level == "bit-exact"
-    assert golden_fraction(reference) == 0.0
+    assert golden_fraction(reference)() == 0.0
 
 
 @pytest.mark.parametrize("name", list(PATTERNS))

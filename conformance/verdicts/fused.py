@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,24 +20,30 @@ from conformance.operator import OracleRows, Reference
 _BLOCK = 1024  # elements
 
 
-def golden_fraction(reference: Reference) -> float | None:
-    """The largest budget fraction of the golden; None on a CPU, without Triton, and where an element is not finite or
-    over its budget. The formula is that of `measurement.element_errors`."""
+def begin(reference: Reference) -> Callable[[], float | None]:
+    """Begin to measure the golden's largest budget fraction, and give a function that waits for it; it gives None on a
+    CPU, without Triton, and where an element is not finite or over its budget. The formula is that of
+    `measurement.element_errors`."""
     golden = reference.golden
     form, kernel = format_of(golden.dtype), _kernel() if golden.is_cuda and golden.numel() else None
-    if kernel is None or form is None or not golden.is_contiguous():
-        return None
-    largest: list[Tensor] = []
+    if kernel is None or form is None or reference.exact or not golden.is_contiguous():
+        return lambda: None
+    parts: list[Tensor] = []
     with torch.cuda.device(golden.device):
         for rows in reference.oracle():
             if not (rows.value.is_contiguous() and rows.error.is_contiguous()):
-                return None
+                return lambda: None
             try:
-                largest.append(_worst(kernel, golden[rows.start : rows.stop], rows, form))
+                parts.append(_worst(kernel, golden[rows.start : rows.stop], rows, form))
             except Exception:  # a compiler that is missing, a card that it does not know: PyTorch can do it as well
-                return None
-    worst = float(torch.stack(largest).max()) if largest else 0.0
-    return worst if worst <= 1.0 else None
+                return lambda: None
+        largest = torch.stack(parts).max()
+
+    def read() -> float | None:
+        worst = float(largest)
+        return worst if worst <= 1.0 else None
+
+    return read
 
 
 def _worst(kernel: Any, golden: Tensor, rows: OracleRows, form: Format) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -32,9 +31,9 @@ class Joint:
 
     @classmethod
     def of(cls, call: Call, reference: Reference | References) -> Joint:
-        """Budget fractions are measured once, when they are asked for."""
         references = References.made_of(reference)
-        return cls(call, references, functools.cache(lambda name: golden_fraction(references.of[name])))
+        told = {name: golden_fraction(one) for name, one in references.of.items()}
+        return cls(call, references, lambda name: told[name]())
 
     def problem(self, results: Mapping[str, Any], device: torch.device, in_place: bool) -> str | None:
         """What is wrong with the results' form, or None."""
