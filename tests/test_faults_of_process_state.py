@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import threading
+import time
 from pathlib import Path
 
 import pytest
 import torch
 from suite_runs import CASES, Ran, run_kernels, run_once
 
-from conformance.launching.restore import process_kept
+from conformance.launching.restore import import_meanwhile, imports_meanwhile, process_kept
 
 PAIR = CASES[:2]
 # Each runs after `right` and before a witness in the same process.
@@ -101,6 +104,29 @@ def test_the_number_of_torchs_threads_is_put_back() -> None:
         torch.set_num_threads(before + 1)
         assert torch.get_num_threads() == before + 1
     assert torch.get_num_threads() == before
+
+
+def test_what_an_import_beside_the_cases_sets_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library that is imported in a thread sets variables for itself while some case runs that imports nothing."""
+    begin, done = threading.Event(), threading.Event()
+    monkeypatch.delenv("CONFORMANCE_TEST_IMPORT", raising=False)
+
+    def imports() -> None:
+        begin.wait(30)
+        os.environ["CONFORMANCE_TEST_IMPORT"] = "1"
+        done.set()
+        raise ImportError("told where it is needed")
+
+    import_meanwhile(imports)
+    with process_kept():
+        begin.set()
+        assert done.wait(30)
+    assert os.environ.pop("CONFORMANCE_TEST_IMPORT") == "1"
+    while imports_meanwhile():
+        time.sleep(0.01)
+    with process_kept():
+        os.environ["CONFORMANCE_TEST_IMPORT"] = "2"
+    assert "CONFORMANCE_TEST_IMPORT" not in os.environ
 
 
 def test_threads_that_never_end_do_not_keep_the_run_from_ending(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def process_kept() -> Iterator[None]:
     were imported meanwhile: libraries set variables for themselves then, once (tilelang says where its headers are).
     """
     directory, environment, modules = os.getcwd(), dict(os.environ), len(sys.modules)
-    importing = _imports()
+    importing = imports_meanwhile()
     known, threads = set(threading.enumerate()), torch.get_num_threads()
     streams, generators = (sys.stdin, sys.stdout, sys.stderr), _generators()
     sys.stdout, sys.stderr = _Unclosable(sys.stdout), _Unclosable(sys.stderr)
@@ -78,7 +78,7 @@ def process_kept() -> Iterator[None]:
         sys.stdin, sys.stdout, sys.stderr = streams
         _left.extend(thread for thread in threading.enumerate() if thread not in known and not thread.daemon)
         os.chdir(directory)
-        imported = importing or _imports() or len(sys.modules) != modules
+        imported = importing or imports_meanwhile() or len(sys.modules) != modules
         if dict(os.environ) != environment and not imported:
             os.environ.clear()
             os.environ.update(environment)
@@ -101,7 +101,8 @@ def import_meanwhile(act: Callable[[], object]) -> None:
     _importing[-1].start()
 
 
-def _imports() -> bool:
+def imports_meanwhile() -> bool:
+    """Whether such a thread is at work."""
     return any(thread.is_alive() for thread in _importing)
 
 
