@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import pytest
 from engine_samples import NAME
 
 from conformance.case import Case
+from conformance.cases import coverage as coverage_module
 from conformance.cases.coverage import combinations_of, coverage, covering_subset
 from conformance.registry import matrix
 
@@ -102,3 +104,19 @@ def test_coverage_of_nothing() -> None:
     assert coverage([], product(2, 2), 2) == (0, 4)
     assert coverage([], [], 2) == (0, 0)
     assert coverage([{"k0": "7", "k1": "7"}], product(2, 2), 2) == (0, 4)  # what the matrix lacks does not count
+
+
+def test_what_was_chosen_is_kept_and_chosen_again_when_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coverage_module, "cache_dir", lambda: tmp_path)
+    cases = product(5, 6, 7)
+    first = covering_subset(cases, 42)
+    (note,) = (tmp_path / "covering").iterdir()
+    calls = []
+    chosen = coverage_module._chosen
+    monkeypatch.setattr(coverage_module, "_chosen", lambda *given: calls.append(given) or chosen(*given))
+    assert covering_subset(cases, 42) == first and not calls
+    note.write_bytes(note.read_bytes()[:-2])
+    assert covering_subset(cases, 42) == first and len(calls) == 1
+    others = [covering_subset(cases, 41), covering_subset(cases, 42, ("k0", "k2")), covering_subset(cases[:-1], 42)]
+    assert len(calls) == 4 and len(list((tmp_path / "covering").iterdir())) == 4
+    assert [len(other) for other in others] == [41, 42, 42]

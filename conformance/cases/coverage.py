@@ -7,14 +7,20 @@ Only combinations that some case of the whole matrix holds are counted (constrai
 from __future__ import annotations
 
 import functools
+import hashlib
 import heapq
 import itertools
+import json
 import operator
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+from conformance.disk_cache import cache_dir, keep, kept
 
 Params = Mapping[str, str]
 Combination = tuple[tuple[str, str], ...]
+_MANY = 100  # cases
 
 
 def combinations_of(params: Params, strength: int) -> set[Combination]:
@@ -41,15 +47,36 @@ class _Bits(dict[Any, int]):
 
 
 def covering_subset(cases: Sequence[Params], size: int, spread: Sequence[str] = ()) -> list[int]:
-    """Indices of ``size`` cases chosen greedily so that pairs, then triples, are covered; in matrix order.
+    """Indices of ``size`` cases that cover pairs, then triples, of their values, in matrix order; see `_chosen`.
+
+    What was chosen from many is kept on disk: to choose again takes each process a second for all matrices.
+    """
+    if size >= len(cases) or size <= 0:
+        return list(range(len(cases))) if size > 0 else []
+    if len(cases) < _MANY:
+        return _chosen(cases, size, spread)
+    question = json.dumps([[list(params.items()) for params in cases], size, list(spread), _this_module()])
+    note = cache_dir() / "covering" / hashlib.sha256(question.encode()).hexdigest()[:32]
+    if (known := kept(note)) is not None:
+        return list(json.loads(known))
+    found = _chosen(cases, size, spread)
+    keep(note, json.dumps(found))
+    return found
+
+
+@functools.cache
+def _this_module() -> str:
+    return hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+
+
+def _chosen(cases: Sequence[Params], size: int, spread: Sequence[str]) -> list[int]:
+    """``size`` of more cases, chosen greedily.
 
     Each step takes the case that adds the most uncovered pairs (while any is left), then triples; ties go to the
     case whose parameter values were used least so far, then to the earliest: deterministic, no random draw. Each
     combination of values of the parameters ``spread`` counts like one more pair. A case's gain only ever shrinks,
     so a heap of stale gains needs to re-measure its top alone (lazy greedy).
     """
-    if size >= len(cases) or size <= 0:
-        return list(range(len(cases))) if size > 0 else []
     codes: dict[Any, int] = {}
     points = [[codes.setdefault(item, len(codes)) for item in params.items()] for params in cases]
     extra = [tuple(params.get(key) for key in spread) for params in cases]
