@@ -5,6 +5,7 @@
     mode     atomic or reduce (stage 2)                     out    f16, bf16, f32
     mask     which experts are here, see `draw`             values   of the mask: one, or any value but 0
     routing  how tokens choose experts, see `draw`          weights  of the routes: share, signed, nan
+    runs     order of an expert's rows: by token, or shuffled
     data     one of `DATA`                                  encoding of fp8: ocp or fnuz
     rule     of re-quantisation between the stages          doweight  where stage 1 applies the routing weight
 """
@@ -25,6 +26,7 @@ from references.moe_gemm_2stage.storage import STORED
 
 MASKS = ("no", "yes", "other", "lower", "upper", "one", "none", "all")
 ROUTINGS = ("skewed", "even", "one_expert", "sentinel")
+RUNS = ("by_token", "shuffled")
 DATA = ("real", "coded", "exact", "zero_rows", "large", "larger", "overflow", "nonfinite", "nan_weights",
         "nan_blocks", "scales", "block_tops", "subnormal_channels", "subnormal_rows")
 DOWEIGHT = {"none": "none", "after": "after", "gate": "gate", "gate_and_up": "gate-and-up"}
