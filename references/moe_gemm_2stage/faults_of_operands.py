@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from references.moe_gemm_2stage import fp8, layouts
-from references.moe_gemm_2stage.faulty import Change, Reading, Routes, encoding, fault, quantised, smoothed
+from references.moe_gemm_2stage.faulty import Change, fault
 from references.moe_gemm_2stage.operands import GROUP, Operand
+from references.moe_gemm_2stage.reading import Reading, Routes, encoding, quantised, smoothed
 
 # ---- Scales -------------------------------------------------------------------------------------------------------
 
@@ -78,6 +79,11 @@ def _all_flushed(r: Reading) -> Reading | None:
     return found
 
 
+def _transposed(factors: Tensor) -> Tensor:
+    """Stored scales [E, K/32, N] taken for [E, N, K/32]."""
+    return factors.transpose(1, 2).reshape(factors.shape)
+
+
 def _groups(function: Callable[[Tensor], Tensor | None]) -> Change:
     """Factors [E, N, K/32] of groups, changed."""
 
@@ -114,6 +120,32 @@ def _rows_other_encoding(r: Reading) -> Reading | None:
 
     payload = fp8.decode(codes.reshape(-1, codes.shape[-1]), other)
     return replace(r, rows=replace(r.rows, payload=payload), between=between)
+
+
+def _normal(r: Reading, payload: Tensor) -> Tensor:
+    """fp8 numbers, those below the normal range as 0."""
+    return payload.masked_fill(payload.abs() < 2.0 ** (1 - fp8.FORMS[encoding(r.call)].bias), 0.0)
+
+
+def _normal_weights(r: Reading, w: Operand, stored: Tensor) -> Operand | None:
+    return replace(w, payload=_normal(r, w.payload)) if r.mode.weight == "fp8" else None
+
+
+def _normal_rows(r: Reading) -> Reading | None:
+    """Of either stage."""
+    if r.mode.activation not in ("fp8", "mxfp8"):
+        return None
+
+    def between(of: Reading, out1: Tensor) -> Operand:
+        right = quantised(of, smoothed(of, out1))
+        return replace(right, payload=_normal(of, right.payload))
+
+    return replace(r, rows=replace(r.rows, payload=_normal(r, r.rows.payload)), between=between)
+
+
+def _all_normal(r: Reading) -> Reading | None:
+    found = _weights(_normal_weights)(r)
+    return found and _normal_rows(found)
 
 
 def _raw_order(r: Reading, w: Operand, stored: Tensor) -> Operand:
@@ -195,8 +227,13 @@ OPERANDS = (
           _groups(lambda factors: factors[..., :1].expand(factors.shape))),
     fault("group-scale-of-next", "a group gets the scales of the next one",
           _groups(lambda factors: factors.roll(-1, -1))),
+    fault("group-scale-transposed", "the scales of groups are read as if those of a channel stood side by side",
+          lambda r: _groups(_transposed)(r) if r.mode.weight == "int4_g32" else None),
     fault("fp8-encoding", "fp8 weights are read in the other e4m3 encoding", _weights(_other_encoding)),
     fault("fp8-encoding-rows", "fp8 rows are read in the other e4m3 encoding", _rows_other_encoding),
+    *(fault("fp8-subnormal", f"fp8 numbers of {what} below the normal range count as 0", change)
+      for what, change in (("rows and weights", _all_normal), ("weights", _weights(_normal_weights)),
+                           ("rows", _normal_rows))),
     fault("preshuffle-ignored", "preshuffled weights are read row by row", _weights(_raw_order)),
     fault("preshuffle-width", "16 elements of a weight are taken to lie together, where 8 do", _weights(_wrong_width)),
     fault("nibbles-swapped", "low and high nibbles of the weights have changed places",
