@@ -8,8 +8,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from references.moe_gemm_2stage.faults_of_operands import OPERANDS
 from references.moe_gemm_2stage.faults_of_requantising import REQUANTISED
+from references.moe_gemm_2stage.faults_of_scales import SCALES
+from references.moe_gemm_2stage.faults_of_storage import STORAGE
 from references.moe_gemm_2stage.faulty import Change, chained, fault
 from references.moe_gemm_2stage.reading import Reading
 
@@ -93,7 +94,8 @@ NUMBERS = (
     *(fault("swiglu-limit", f"gate and up are clamped to {limit:g} before the activation", _clamped(limit))
       for limit in (0.5, 7.0)),
     fault("silu-bf16", "SiLU is computed in bf16", activation(lambda g, up: silu(g.bfloat16()).float() * up)),
-    *OPERANDS,
+    *SCALES,
+    *STORAGE,
     *(fault("k-tail-dropped", f"the last {tail} elements of the sum are left out", _without_last(tail))
       for tail in _TAILS),
     *(fault("k-tail-dropped", f"the sum ends with the last whole {tile} elements", _whole(tile))

@@ -106,6 +106,19 @@ def shares(change: Callable[[Reading, Tensor], Tensor]) -> Change:
     return changed
 
 
+def weights_read(function: Callable[[Reading, Operand, Tensor], Operand | None]) -> Change:
+    """Weights read otherwise: ``function(reading, as they are, stored)`` of each stage."""
+
+    def change(r: Reading) -> Reading | None:
+        found = {name: None if w is None else function(r, w, r.call.arguments[name])
+                 for name, w in (("w1", r.w1), ("w2", r.w2))}
+        if all(value is None for value in found.values()):
+            return None
+        return replace(r, w1=found["w1"] or r.w1, w2=found["w2"] or r.w2)
+
+    return change
+
+
 def chained(change: Change) -> Change:
     """``change`` where there are both stages."""
     return lambda r: change(r) if r.w1 is not None and r.w2 is not None else None
