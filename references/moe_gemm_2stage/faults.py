@@ -12,6 +12,7 @@ from references.moe_gemm_2stage.faults_of_blocks import BLOCKS
 from references.moe_gemm_2stage.faults_of_elements import ELEMENTS
 from references.moe_gemm_2stage.faults_of_numbers import NUMBERS
 from references.moe_gemm_2stage.faults_of_routes import ROUTES
+from references.moe_gemm_2stage.faults_of_storage import SUBNORMAL
 from references.moe_gemm_2stage.faults_of_variants import VARIANTS
 from references.moe_gemm_2stage.faulty import Change, fault, shares
 from references.moe_gemm_2stage.reading import Place, Reading, by_token, local_ids, slot_token, token_slot
@@ -103,4 +104,4 @@ ROWS_AND_WEIGHTS = (
     fault("weights-in-stage-1", "the routing weight is applied in stage 1 and not in stage 2", _in_stage_1(False)),
     fault("weights-in-both-stages", "the routing weight is applied in stage 1 and again in stage 2", _in_stage_1(True)),
 )
-FAULTS = (*ROUTES, *ROWS_AND_WEIGHTS, *BLOCKS, *ELEMENTS, *NUMBERS, *VARIANTS)
+FAULTS = (*ROUTES, *ROWS_AND_WEIGHTS, *BLOCKS, *ELEMENTS, *NUMBERS, *VARIANTS, *SUBNORMAL)
