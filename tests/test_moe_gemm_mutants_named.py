@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 for _name in OPERATORS:
     kernels(_name, (MUTANTS,))
 _POINT = "tokens:45-hidden:128-inter:128-experts:6-topk:3-bm:16-in:{}-mode:reduce-out:{}-mask:{}"
-_ODD = _POINT.replace("topk:3", "topk:4") + "-routing:one_expert"  # the last expert has three blocks, and expert 3 tokens
+_ODD = _POINT.replace("topk:3", "topk:4") + "-routing:one_expert"  # the last expert has three blocks
 _SMALL = _POINT + "-data:subnormal_codes"
 # mutant, operator, case, cause
 NAMED = [
