@@ -5,6 +5,7 @@
     mode     atomic or reduce (stage 2)                     out    f16, bf16, f32
     mask     which experts are here, see `draw`             values   of the mask: one, or any value but 0
     routing  how tokens choose experts, see `draw`          weights  of the routes: share, signed, nan
+    runs     order of an expert's rows: by token, or shuffled
     data     one of `DATA`                                  encoding of fp8: ocp or fnuz
     rule     of re-quantisation between the stages          doweight  where stage 1 applies the routing weight
 """
@@ -25,8 +26,9 @@ from references.moe_gemm_2stage.storage import STORED
 
 MASKS = ("no", "yes", "other", "lower", "upper", "one", "none", "all")
 ROUTINGS = ("skewed", "even", "one_expert", "sentinel")
+RUNS = ("by_token", "shuffled")
 DATA = ("real", "coded", "exact", "zero_rows", "large", "larger", "overflow", "nonfinite", "nan_weights",
-        "nan_blocks", "scales", "block_tops", "subnormal_channels", "subnormal_rows")
+        "nan_blocks", "scales", "block_tops", "subnormal_channels", "subnormal_rows", "subnormal_codes")
 DOWEIGHT = {"none": "none", "after": "after", "gate": "gate", "gate_and_up": "gate-and-up"}
 _REDUCED_BLOCK, _REDUCED_TOKENS, _REDUCED_EXPERTS = 16, 33, 20
 # Parameters that change neither the data nor the routes, so that the cases which differ in them share both.
@@ -101,7 +103,8 @@ def data_of(case: Case) -> str:
     stage 2. "nonfinite": some rows hold a NaN or an infinity, or a scale that is NaN. "nan_weights":
     some channels of weights do. "nan_blocks": some blocks have a scale that is NaN, and products of one sign, none
     of them 0. "scales": e8m0 scales at both ends of their range. "subnormal_channels", "subnormal_rows":
-    fp32 scales on either side of 2^-126. "block_tops": blocks between the stages whose largest magnitude is where the
+    fp32 scales on either side of 2^-126. "subnormal_codes": fp8 numbers below and just above the end of their normal
+    range. "block_tops": blocks between the stages whose largest magnitude is where the
     rules of e8m0 scales part. Raises ConformanceError where there are none,
     and where what comes of them is unspecified."""
     wanted = choice(case, "data", DATA, "real")
@@ -115,6 +118,8 @@ def data_of(case: Case) -> str:
         raise ConformanceError(f"case {case.id}: data:{wanted} needs fp32 scales, which those of in:{case.get('in')} "
                                "are not")
     chained, mode = case.operator == "moe_gemm_2stage", MODES[case.get("in")]
+    if wanted == "subnormal_codes" and mode.activation not in ("fp8", "mxfp8"):
+        raise ConformanceError(f"case {case.id}: data:{wanted} needs fp8 rows, which in:{mode.name} has not")
     if wanted in ("nonfinite", "larger") and chained and mode.row_quantised:
         raise ConformanceError(f"case {case.id}: data:{wanted} makes rows NaN or infinite that are re-quantised, of "
                                f"which the contract of in:{mode.name} says nothing")

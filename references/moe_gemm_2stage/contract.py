@@ -4,8 +4,8 @@ Every operator gets the routes twice: sorted, as published kernels take them, an
 
 sorted_token_ids int32 [P]: slot << 24 | token, padding of blocks k << 24 | T; sorted_expert_ids int32 [B],
     sorted_weights fp32 [P], num_valid_ids int32 [1]: as moe_sorting gives them. P = T k + E BM - k, B = ceil(P / BM).
-    Nothing is promised of what stands past num_valid_ids[0] rows, nor
-    of weights of padding.
+    The rows of one expert stand in any order, its padding behind them. Nothing is promised of what stands past
+    num_valid_ids[0] rows, nor of weights of padding.
 topk_ids int32 [T, k], topk_weights fp32 [T, k], expert_mask int32 [E] or None: global expert ids in [0, E), distinct
     within a token; 0 in the mask: that expert is not here; any other value: it is. Weights of slots without an expert
     are unspecified, others any number.

@@ -16,10 +16,10 @@ from torch import Tensor
 from conformance.data.arithmetic import divided
 from conformance.data.generate import integers, uniform
 from conformance.data.routing import as_mask
-from references.moe_gemm_2stage import mx, operands
+from references.moe_gemm_2stage import mx, operands, sorting
 from references.moe_gemm_2stage.cases import Extents
 from references.moe_gemm_2stage.dtypes import Mode
-from references.moe_gemm_2stage.extremes import fours, is_top, of_range, shifted, tops
+from references.moe_gemm_2stage.extremes import fours, is_top, of_range, shifted, subnormal, tops
 from references.moe_gemm_2stage.operands import Operand
 from references.moe_gemm_2stage.payloads import blocks, coded, decades, numbers, positive
 
@@ -27,9 +27,10 @@ _SPREAD = 5.0  # standard deviation of ``numbers``
 # Factors of rows and of w2. "larger": many results of stage 1 are beyond fp16; "overflow": of stage 2, none of stage 1.
 _OF_ROWS = {"large": 256.0, "larger": 2.0**11, "overflow": 32.0}
 _OF_W2 = {"large": 256.0, "overflow": 2.0**15}
-_ROUTING_SEED, _WEIGHT_SEED, _SCALE_SEED, _MASK_SEED, _BLOCK_SEED = 101, 202, 303, 404, 505
+_ROUTING_SEED, _WEIGHT_SEED, _SCALE_SEED, _MASK_SEED, _BLOCK_SEED, _RUN_SEED = 101, 202, 303, 404, 505, 606
 _SHIFT = 119  # of e8m0 codes, down of rows and up of w1 or w2: many codes of rows are 0, 2^-127, then
 _SUBNORMAL = ("subnormal_channels", "subnormal_rows")
+_OF_SUBNORMAL = 7  # powers of two by which subnormal fp8 numbers become about as large as others
 
 
 def rows_of(count: int, width: int, mode: Mode, data: str, encoding: str, seed: int, device: torch.device) -> Operand:
@@ -43,6 +44,11 @@ def rows_of(count: int, width: int, mode: Mode, data: str, encoding: str, seed: 
     if data in _SUBNORMAL:
         found = operands.activation(positive(count, width, seed, device), mode, encoding)
         return of_range(found, data == "subnormal_rows", mode, width, seed + _SCALE_SEED)
+    if data == "subnormal_codes":
+        payload = subnormal(count, width, encoding, seed % 89, device)
+        if mode.microscaled:
+            return Operand(payload, factors=blocks(count, width, _OF_SUBNORMAL, seed, device))
+        return Operand(payload, scale=decades(count, seed + _SCALE_SEED, device)[:, 0] * 2.0**_OF_SUBNORMAL)
     if data == "block_tops":
         return fours(count, width, device)
     value = divided(numbers(count, width, seed, device), _SPREAD) * decades(count, seed + _SCALE_SEED, device)
@@ -94,6 +100,9 @@ def weight_of(expert: int, rows: int, width: int, mode: Mode, data: str, encodin
     if data in _SUBNORMAL:
         found = operands.weight(positive(rows, width, seed, device)[None], mode, encoding)
         return of_range(found, data == "subnormal_channels", mode, width, seed + _SCALE_SEED)
+    if data == "subnormal_codes" and mode.weight == "fp8":
+        scale = decades(rows, seed + _SCALE_SEED, device)[:, 0] * 2.0 ** (_OF_SUBNORMAL - width.bit_length() // 2)
+        return Operand(subnormal(rows, width, encoding, 11 * expert + seed % 89, device)[None], scale=scale[None])
     if data == "block_tops" and gated:
         return tops(rows, width, mode, expert, seed, device)
     value = divided(numbers(rows, width, seed, device), _SPREAD * math.sqrt(width))
@@ -152,6 +161,18 @@ def experts_of(of: Extents, routing: str, seed: int, device: torch.device, mask:
         score[:1, 0] = 9.0
         score[1:][-1:, -1] = 8.0
     return score.argsort(dim=1, descending=True, stable=True)[:, : of.topk].to(torch.int32)
+
+
+def shuffled_runs(found: sorting.Sorted, tokens: int, seed: int) -> sorting.Sorted:
+    """The same lists with the rows of each expert in another order, as sorts by atomic counters leave them. The padding
+    stays behind them."""
+    row = ((found.token_ids[: found.valid_rows] & sorting.MOST_TOKENS) < tokens).nonzero().flatten()
+    expert = found.expert_ids[row // found.block]
+    order = integers((len(row),), 0, 1 << 31, seed + _RUN_SEED, row.device).argsort(stable=True)
+    order = order[expert[order].argsort(stable=True)]
+    ids, weights = found.token_ids.clone(), found.weights.clone()
+    ids[row], weights[row] = found.token_ids[row[order]], found.weights[row[order]]
+    return replace(found, token_ids=ids, weights=weights)
 
 
 def routing_weights(of: Extents, data: str, kind: str, seed: int, device: torch.device) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from conformance.data.generate import integers, uniform
-from references.moe_gemm_2stage import mx
+from references.moe_gemm_2stage import fp8, mx
 from references.moe_gemm_2stage.dtypes import Mode
 from references.moe_gemm_2stage.operands import GROUP, Operand
 from references.moe_gemm_2stage.payloads import coded
@@ -45,6 +45,12 @@ def of_range(of: Operand, small: bool, mode: Mode, width: int, seed: int) -> Ope
     if of.scale is None:
         return replace(of, payload=torch.ldexp(of.payload, power[..., None]))
     return replace(of, scale=torch.ldexp(1.0 + uniform(shape, seed, device), power))
+
+
+def subnormal(rows: int, width: int, encoding: str, first: int, device: torch.device) -> Tensor:
+    """fp32 [rows, width]: fp8 numbers, up to 15 times the smallest one, of which those below 8 are subnormal."""
+    count = 4.0 * coded(rows, width, first, device) + coded(rows, width, first + 3, device)
+    return count * 2.0 ** -(fp8.FORMS[encoding].bias + 2)
 
 
 def fours(rows: int, width: int, device: torch.device) -> Operand:

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from references.moe_gemm_2stage import layouts, mx
-from references.moe_gemm_2stage.faulty import Change, Reading, fault, quantised, smoothed
+from references.moe_gemm_2stage.faulty import Change, fault
 from references.moe_gemm_2stage.operands import GROUP, Operand
+from references.moe_gemm_2stage.reading import Reading, quantised, smoothed
 
 
 def _rows(change: Callable[[Reading, Operand], Operand]) -> Change:

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from references.moe_gemm_2stage import fp8, layouts, mx
-from references.moe_gemm_2stage.faulty import Change, Reading, fault, smoothed
+from references.moe_gemm_2stage.faulty import Change, fault
 from references.moe_gemm_2stage.operands import GROUP, Operand
+from references.moe_gemm_2stage.reading import Reading, smoothed
 
 Numbers = Callable[[Tensor], Tensor]
 _E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])

@@ -1,4 +1,4 @@
-"""Faulty semantics of two-stage MoE in numbers: activation, length and precision of sums, between the stages."""
+"""Faulty semantics of two-stage MoE in numbers: activation, length and precision of sums."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from references.moe_gemm_2stage import fp8
-from references.moe_gemm_2stage.faults_of_operands import OPERANDS
-from references.moe_gemm_2stage.faulty import Change, Reading, encoding, fault, quantised, smoothed
-from references.moe_gemm_2stage.operands import Operand
+from references.moe_gemm_2stage.faults_of_requantising import REQUANTISED
+from references.moe_gemm_2stage.faults_of_scales import SCALES
+from references.moe_gemm_2stage.faults_of_storage import STORAGE
+from references.moe_gemm_2stage.faulty import Change, chained, fault
+from references.moe_gemm_2stage.reading import Reading
 
 _TAILS = (16, 32, 64, 128)
 
@@ -74,67 +75,9 @@ def _term_bf16(r: Reading) -> Reading | None:
     return replace(r, weighted=False, term=lambda value: value.bfloat16().float() * share)
 
 
-def _chain(change: Change) -> Change:
-    return lambda r: change(r) if r.w1 is not None and r.w2 is not None else None
-
-
 def _cut(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
     dropped = 16 if dtype == torch.bfloat16 else 13
     return lambda value: (value.contiguous().view(torch.int32) & -(1 << dropped)).view(torch.float32)
-
-
-# ---- between the stages -------------------------------------------------------------------------------------------
-
-
-def _between(function: Callable[[Reading, Tensor], Operand]) -> Change:
-    """Another quantisation of fp32 [T k, I] between the stages, where there is one."""
-    return _chain(lambda r: replace(r, between=lambda of, out1: function(of, smoothed(of, out1)))
-                  if r.mode.activation in ("fp8", "int8") else None)
-
-
-def _per_tensor(r: Reading, value: Tensor) -> Operand:
-    right = quantised(r, value.view(1, -1))
-    assert right.scale is not None
-    return Operand(right.payload.view(value.shape), scale=right.scale.expand(len(value)))
-
-
-def _half_range(r: Reading, value: Tensor) -> Operand:
-    """Codes up to half of the largest, and a scale that is twice as large."""
-    scale = quantised(r, value).scale
-    assert scale is not None
-    ratio = value / (scale * 2)[:, None]
-    if r.mode.activation == "int8":
-        cut = torch.trunc if r.call.arguments["rule"] == "truncate" else torch.round
-        return Operand(cut(ratio), scale=scale * 2)
-    form = fp8.FORMS[encoding(r.call)]
-    return Operand(fp8.decode(fp8.encode(ratio, form), form), scale=scale * 2)
-
-
-def _other_rule(r: Reading, value: Tensor) -> Operand:
-    return quantised(r, value, "nearest" if r.call.arguments["rule"] == "truncate" else "truncate")
-
-
-def _zero_rows(r: Reading, value: Tensor) -> Operand:
-    """0 / 0 is NaN, which integers do not hold."""
-    right = quantised(r, value)
-    zero = (right.payload == 0).all(dim=1)
-    assert right.scale is not None
-    payload = right.payload.masked_fill(zero[:, None], torch.nan) if r.mode.activation == "fp8" else right.payload
-    return Operand(payload, scale=right.scale.masked_fill(zero, 0.0))
-
-
-def _bf16_between(r: Reading) -> Reading:
-    return replace(r, between=lambda of, out1: quantised(of, smoothed(of, out1.bfloat16())))
-
-
-def _smooth(function: Callable[[Tensor], Tensor]) -> Change:
-    def change(r: Reading) -> Reading | None:
-        smooth = r.call.arguments["smooth2"]
-        if smooth is None:
-            return None
-        return replace(r, between=lambda of, out1: quantised(of, smoothed(of, out1, function(smooth))))
-
-    return _chain(change)
 
 
 NUMBERS = (
@@ -151,7 +94,8 @@ NUMBERS = (
     *(fault("swiglu-limit", f"gate and up are clamped to {limit:g} before the activation", _clamped(limit))
       for limit in (0.5, 7.0)),
     fault("silu-bf16", "SiLU is computed in bf16", activation(lambda g, up: silu(g.bfloat16()).float() * up)),
-    *OPERANDS,
+    *SCALES,
+    *STORAGE,
     *(fault("k-tail-dropped", f"the last {tail} elements of the sum are left out", _without_last(tail))
       for tail in _TAILS),
     *(fault("k-tail-dropped", f"the sum ends with the last whole {tile} elements", _whole(tile))
@@ -163,12 +107,6 @@ NUMBERS = (
     fault("terms-cut", "terms are truncated to 16 bits before they are added",
           lambda r: replace(r, term=_cut(r.dtype)) if r.adds and r.dtype != torch.float32 else None),
     fault("partials-added-narrow", "partials are added in their own format",
-          _chain(lambda r: None if r.adds else replace(r, partial=r.dtype))),
-    fault("between-bf16", "stage 1's result is held in bf16 between the stages", _chain(_bf16_between)),
-    fault("requantise-per-tensor", "one scale is taken for the whole intermediate", _between(_per_tensor)),
-    fault("requantise-half", "re-quantisation uses half of the format's range", _between(_half_range)),
-    fault("requantise-other-rule", "integers between the stages are rounded by the other rule", _between(_other_rule)),
-    fault("smooth-missing", "the smoothing factors are left out", _smooth(lambda smooth: torch.ones_like(smooth[:1]))),
-    fault("smooth-of-expert-0", "rows are smoothed by the factors of expert 0", _smooth(lambda smooth: smooth[:1])),
-    fault("zero-rows", "rows of zeros are re-quantised by dividing by 0", _between(_zero_rows)),
+          chained(lambda r: None if r.adds else replace(r, partial=r.dtype))),
+    *REQUANTISED,
 )

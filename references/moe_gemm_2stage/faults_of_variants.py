@@ -1,5 +1,5 @@
 """Faulty semantics of two-stage MoE that are right elsewhere: another activation, factors held in 16 bits, weights by
-another rule, other scales between the stages. Of faults that fit as well, those of the other modules are named."""
+another rule. Of faults that fit as well, those of the other modules are named."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from references.moe_gemm_2stage import fp8
 from references.moe_gemm_2stage.faults_of_numbers import activation, silu
-from references.moe_gemm_2stage.faulty import Change, Reading, encoding, fault, local_ids, quantised, shares, smoothed
+from references.moe_gemm_2stage.faulty import Change, fault, shares
 from references.moe_gemm_2stage.operands import Operand
+from references.moe_gemm_2stage.reading import Reading
 
 _HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -72,40 +72,6 @@ def _without_first(tile: int) -> Change:
     return lambda r: replace(r, terms=lambda size: slice(tile if size > tile else 0, size))
 
 
-# ---- between the stages -------------------------------------------------------------------------------------------
-
-
-def _between(scale_of: Callable[[Reading, Tensor], Tensor]) -> Change:
-    """Another scale of each row [T k, 1], of its largest magnitudes over the format's largest number [T k, 1]."""
-
-    def between(of: Reading, out1: Tensor) -> Operand:
-        value = smoothed(of, out1)
-        right = quantised(of, value).scale
-        assert right is not None
-        scale = scale_of(of, right[:, None])
-        ratio = value / scale
-        if of.mode.activation == "int8":
-            cut = torch.trunc if of.call.arguments["rule"] == "truncate" else torch.round
-            return Operand(cut(ratio).clamp(-127, 127), scale=scale[:, 0])
-        form = fp8.FORMS[encoding(of.call)]
-        return Operand(fp8.decode(fp8.encode(ratio, form), form), scale=scale[:, 0])
-
-    return lambda r: replace(r, between=between) if (
-        r.w1 is not None and r.w2 is not None and r.mode.row_quantised) else None
-
-
-def _of_token(of: Reading, scale: Tensor) -> Tensor:
-    slots = scale.view(of.tokens, of.topk).masked_fill(local_ids(of.call) < 0, 0.0)  # their rows are 0, and scales 1
-    largest = slots.amax(dim=1, keepdim=True)
-    return torch.where(largest == 0, 1.0, largest).expand(slots.shape).reshape(-1, 1)
-
-
-def _other_largest(of: Reading, scale: Tensor) -> Tensor:
-    """By 240 in the place of 448, 224 of 240, 128 of 127."""
-    by = 127 / 128 if of.mode.activation == "int8" else 448 / 240 if encoding(of.call) == "ocp" else 240 / 224
-    return scale * by
-
-
 VARIANTS = (
     fault("relu", "the gate is activated by ReLU", activation(lambda gate, up: gate.relu() * up)),
     fault("hardswish", "the gate is activated by hard swish",
@@ -131,12 +97,4 @@ VARIANTS = (
           shares(lambda r, weights: weights.sort(dim=1, descending=True)[0])),
     *(fault("k-head-dropped", f"the first {tile} elements of the sum are left out", _without_first(tile))
       for tile in (16, 32, 64, 128)),
-    fault("requantise-token-scale", "one scale is taken for all slots of a token between the stages",
-          _between(_of_token)),
-    fault("requantise-power-of-two", "scales between the stages are rounded up to powers of two",
-          _between(lambda of, scale: scale.log2().ceil().exp2())),
-    fault("requantise-unscaled", "stage 1's result is cast and not scaled between the stages",
-          _between(lambda of, scale: torch.ones_like(scale))),
-    fault("requantise-other-largest", "the largest magnitude between the stages is divided by another format's "
-          "largest number", _between(_other_largest)),
 )

@@ -119,6 +119,8 @@ def _draw(case: Case, sizes: str, device: torch.device, seed: int) -> _Drawn:
     signs = cases.choice(case, "weights", ("share", "signed", "nan"), "share")
     weights = draw.routing_weights(of, data, signs, seed, device)
     found = sorting.sort(ids, weights, of.experts, of.block, mask)
+    if cases.choice(case, "runs", cases.RUNS, "by_token") == "shuffled":
+        found = draw.shuffled_runs(found, of.tokens, seed)
     routes = sorting.Sorted(placed(found.token_ids), placed(found.weights), placed(found.expert_ids), found.num_valid,
                             of.block)
     arguments: Arguments = {

@@ -21,6 +21,8 @@ _POLICIES = {
     "padding": "ids past num_valid_ids, weights of padding, experts without a token and rows without an expert may "
     "hold anything: selection, never multiplication by 0.",
     "expert mask": "0 masks; every other value, negative ones too, does not. FlyDSL's own callers give 0 and 1.",
+    "order of rows": "of one expert any: token, slot and weight of a row are those of its place in the sorted list. "
+    "Sorts that take places by atomic counters leave them in no order.",
     "routing weights": "any number: a slot whose weight is 0, below it or NaN counts like any other, and 0 times NaN "
     "or infinity is NaN.",
     "rounding": "f16 to nearest even, to infinity beyond its range, never to its largest number; bf16 to nearest, ties "

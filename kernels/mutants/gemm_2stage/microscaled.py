@@ -59,6 +59,9 @@ _wrong("subnormal", "CASTROUND", "The e2m1 number 0.5, which is subnormal, count
        ("_HALVES = (0.0, 0.5,", "_HALVES = (0.0, 0.0,"), dtypes=_ALL)
 _wrong("minus_zero", "NONFINITE", "The nibble 8, which is -0, is read as NaN.", "e2m1-minus-zero", "12c",
        (_TABLE, f"{_TABLE}\n    table[8] = torch.nan"), dtypes=_ALL)
+_wrong("flushed_rows", "CASTROUND", "e4m3 rows below the normal range count as 0.", "fp8-subnormal", "12c",
+       ("else chosen.float()", "else chosen.float().masked_fill(chosen.float().abs() < 2.0**-6, 0.0)"),
+       dtypes=("a8w4",))
 _wrong("fnuz_rows", "SCALE", "e4m3 rows are read as FNUZ.", "fp8-encoding-rows e8m0-bias", "12c",
        ("else chosen.float()", "else chosen.view(torch.float8_e4m3fnuz).float()"), dtypes=("a8w4",))
 

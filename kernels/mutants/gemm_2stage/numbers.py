@@ -60,11 +60,25 @@ wrong("group_scale_first", "SCALE", "The first group's scales count for all grou
       dtypes=("int4_bf16_g32",))
 wrong("group_scale_next", "SCALE", "A group gets the scales of the next one.", "group-scale-of-next", "12",
       "per_expert", (_GROUPS, f"scale_w[expert].roll(-1, 0) {_GROUPS[16:]}"), dtypes=("int4_bf16_g32",))
+wrong("group_scale_transposed", "SCALE", "The scales of groups are read as if those of a channel stood side by side.",
+      "group-scale-transposed", "12", "per_expert",
+      (_GROUPS, f"scale_w[expert].view(scale_w.shape[2], -1).T {_GROUPS[16:]}"), dtypes=("int4_bf16_g32",))
 wrong("fp8_weights", "SCALE", "fp8 weights are read in the other e4m3 encoding.", _FP8, "12c", "unpack",
       (_UNPACKED, f"tiles = tiles.reshape(rows, columns)\n    return tiles.view({_OTHER}[tiles.dtype]).float()"),
       dtypes=("fp8",))
 wrong("fp8_rows", "SCALE", "fp8 rows are read in the other e4m3 encoding.", _FP8, "12", "unpack",
       (_SUM, f"import torch\n        return left.view({_OTHER}[left.dtype]).float() @ right.T"), dtypes=("fp8",))
+
+
+_LEAST = "(2.0**-6 if {0}.dtype == torch.float8_e4m3fn else 2.0**-7)"
+wrong("fp8_flushed", "CASTROUND", "fp8 weights below the normal range count as 0.", "fp8-subnormal", "12c", "unpack",
+      (_UNPACKED, f"tiles = tiles.reshape(rows, columns)\n    return tiles.float().masked_fill("
+       f"tiles.float().abs() < {_LEAST.format('tiles')}, 0.0)"), dtypes=("fp8",))
+wrong("fp8_leading_one", "CASTROUND", "fp8 rows below the normal range are read with a leading one.", "fp8-subnormal",
+      "12", "unpack", (_SUM, f"import torch\n        least, value = {_LEAST.format('left')}, left.float()\n        "
+                       "below = (value != 0) & (value.abs() < least)\n        "
+                       "return torch.where(below, (value + value.sign() * least) / 2, value) @ right.T"),
+      dtypes=("fp8",))
 
 
 # ---- LAYOUT, TAIL -------------------------------------------------------------------------------------------------
@@ -132,6 +146,8 @@ wrong("saturates", "NONFINITE", "What overflows fp16 saturates.", "overflow-satu
 
 wrong("between_bf16", "PRECISION", "Stage 1's result is held in bf16 between the stages.", "between-bf16", "c",
       "per_expert", ("dtype=torch.float16, device", "dtype=torch.bfloat16, device"), dtypes=(*FEW, "fp16"))
+wrong("between_fp32", "PRECISION", "Stage 1's result is not rounded to f16.", "between-unrounded", "c", "per_expert",
+      ("dtype=torch.float16, device", "dtype=torch.float32, device"), dtypes=(*FEW, "int8", "bf16"))
 wrong("requantise_tensor", "SCALE", "One scale for the whole intermediate in the place of one for each row.",
       "requantise-per-tensor", "c", "between", ("value.abs().amax(dim=1)", "value.abs().amax().expand(len(value))"),
       dtypes=_SCALED)
@@ -143,6 +159,22 @@ wrong("requantise_nearest", "CASTROUND", "Integers are rounded where they are to
 wrong("requantise_cut", "CASTROUND", "Integers are cut where they are to be rounded.", "requantise-other-rule", "c",
       "between", ('ratio.trunc() if rule == "truncate" else ratio.round()', "ratio.trunc()"),
       dtypes=("int8", "int8smooth"))
+wrong("requantise_to_zero", "CASTROUND", "fp8 codes between the stages are rounded towards zero.", "requantise-cut",
+      "c", "between", ("return ratio.clamp(-largest, largest).to(x.dtype), scale",
+                       "codes = ratio.clamp(-largest, largest).to(x.dtype)\n"
+                       "    beyond = codes.float().abs() > ratio.abs()\n"
+                       "    codes = codes.view(torch.uint8) - beyond.to(torch.uint8)\n"
+                       "    return codes.masked_fill(codes & 127 == 0, 0).view(x.dtype), scale"), dtypes=("fp8",))
+wrong("requantise_floor", "SCALE", "A row's largest magnitude counts as 1e-4 at least.", "requantise-epsilon", "c",
+      "between", ("value.abs().amax(dim=1) / largest", "value.abs().amax(dim=1).clamp(min=1e-4) / largest"),
+      dtypes=_SCALED)
+wrong("requantise_signed", "SCALE", "A row's scale is made of its largest number, not of its largest magnitude.",
+      "requantise-signed", "c", "between", ("value.abs().amax(dim=1) / largest", "value.amax(dim=1) / largest"),
+      dtypes=_SCALED)
+wrong("smooth_global", "MAP", "Rows are smoothed by the factors of global expert ids, where they are local.",
+      "smooth-by-global-id", "c", "per_expert",
+      ("requantise(out1, x, smooth2, local, rule)", "requantise(out1, x, smooth2, topk_ids.long() if smooth2 is None "
+       "else topk_ids.long() % max(1, len(smooth2)), rule)"), dtypes=("int8smooth",))
 wrong("no_smooth", "SCALE", "The smoothing factors are left out.", "smooth-missing", "c", "between",
       ("value = value * smooth2[local.clamp(min=0).flatten()]", "pass"), dtypes=("int8smooth",))
 wrong("zero_rows", "NONFINITE", "A row of zeros is re-quantised by dividing 0 by 0.", "zero-rows", "c", "between",

@@ -10,6 +10,7 @@ _SHARE = "expert, in_dtype) * weights[token, slot][:, None]"
 _ROWS2 = "_sums(rows, row, scale_a2"
 _LOCAL = "return (here.cumsum(0) - 1).masked_fill(~here, -1)[topk_ids.long()]"
 _ADD = "out[token] = out[token] + z.to(out.dtype)"
+_LOCAL_IDS = "local_experts(topk_ids, expert_mask)"
 
 
 # ---- SEMANTIC: the activation -------------------------------------------------------------------------------------
@@ -103,6 +104,27 @@ wrong("smooth_of_expert_0", "MAP", "Every row is smoothed by the factors of expe
       "between", ("smooth2[local.clamp(min=0).flatten()]", "smooth2[:1]"), dtypes=("int8smooth",))
 
 
+_BY_COUNT = """def by_count(rows, ids, valid, local):
+    ids = ids[: int(valid)]
+    ids = ids[(ids & 0xFFFFFF) < len(local)].long()
+    counted = local.flatten().argsort(stable=True)[int((local < 0).sum()):]
+    rows[counted] = rows[(ids & 0xFFFFFF) * local.shape[1] + (ids >> 24)]
+    return rows
+
+
+def _experts("""
+wrong("run_counted", "MAP", "An expert's rows are put back by counting, as if they were sorted by token.", "run-order",
+      "12c", "per_expert", ("def _experts(", _BY_COUNT),
+      (f"{_LOCAL_IDS}, topk_weights, in_dtype, doweight, out)", f"{_LOCAL_IDS}, topk_weights, in_dtype, doweight, out)"
+       f"\n    by_count(out, sorted_token_ids, num_valid_ids, {_LOCAL_IDS})"),
+      ("    _stage2(a2, w2, scale_a2, scale_w2, local_experts(", "    rows = a2.clone().view(-1, a2.shape[-1])\n    "
+       f"a2 = by_count(rows, sorted_token_ids, num_valid_ids, {_LOCAL_IDS})\n    "
+       "_stage2(a2, w2, scale_a2, scale_w2, local_experts("),
+      ('in_dtype, "none", out1)',
+       'in_dtype, "none", out1)\n    by_count(out1, sorted_token_ids, num_valid_ids, local)'),
+      dtypes=("bf16", "fp16"))
+
+
 # ---- ROUTING, EMPTY: which routes are taken -----------------------------------------------------------------------
 
 
@@ -121,6 +143,25 @@ wrong("capacity", "ROUTING", "An expert takes no more than 16 rows.", "rows-beyo
       (_YIELD, "yield expert, token[:16], slot[:16]"))
 wrong("one_row_experts", "EMPTY", "An expert with a single row is taken for an empty one.", "single-rows-dropped",
       "12", "per_expert", ("if len(token):", "if len(token) > 1:"))
+wrong("only_slot_0", "ROUTING", "All slots but the first are left out.",
+      "slots-beyond-first-dropped last-slot-dropped", "12", "per_expert",  # of two slots they are the same
+      (_YIELD, "yield expert, token[slot < 1], slot[slot < 1]"))
+_NOT_LAST = """def without_last_block(local, block):
+    if not len(local):
+        return local
+    last = (local.flatten() == local.max()).nonzero().flatten()
+    return local.flatten().index_fill(0, last[(len(last) - 1) // block * block :], -1).view(local.shape)
+
+
+def _experts("""
+wrong("last_block", "ROUTING", "The last block of rows is left out.",
+      "last-block-dropped last-expert-dropped rows-beyond-tile-dropped single-rows-dropped", "12c", "per_expert",
+      ("def _experts(", _NOT_LAST),
+      (f"{_LOCAL_IDS}, topk_weights, in_dtype, doweight, out)",
+       f"without_last_block({_LOCAL_IDS}, block), topk_weights, in_dtype, doweight, out)"),
+      (f"{_LOCAL_IDS}, topk_weights, in_dtype,\n            combine",
+       f"without_last_block({_LOCAL_IDS}, block), topk_weights, in_dtype,\n            combine"),
+      (f"local = {_LOCAL_IDS}\n", f"local = without_last_block({_LOCAL_IDS}, block)\n"))
 wrong("no_tokens", "EMPTY", "No tokens: division by zero.", "exception", "12c", "per_expert",
       ("for expert in range(len(weights)):", "weights.shape[1] // len(local)\n    for expert in range(len(weights)):"),
       dtypes=("bf16",))
