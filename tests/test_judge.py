@@ -6,7 +6,6 @@ import itertools
 import json
 import math
 import os
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -730,15 +729,36 @@ def test_a_parameter_that_a_kernel_lacks() -> None:
     assert "kernel lacks has no parameter 'x_sf'" in result.message
 
 
-@pytest.mark.parametrize(("supports", "words"), [
-    (lambda params: params["dtype"], "supports= of filler asks for parameter 'dtype', which"),
-    (lambda params: True, "supports= of filler returned True for"),
-    (lambda params: False, "return None where the case is taken, else the reason in words"),
+def _refuses_by_exception(params: Any) -> str | None:
+    raise NotSupported("topk above 4")
+
+
+@pytest.mark.parametrize(("options", "words"), [
+    ({"supports": lambda params: params["dtype"]}, "supports= of filler asks for parameter 'dtype', which the case"),
+    ({"supports": lambda params: True}, "supports= of filler returned True: return None where the case is taken"),
+    ({"supports": lambda: None}, "supports= of filler raised TypeError: "),
+    ({"supports": lambda params: int("a\nb")}, r"raised ValueError: invalid literal for int() with base 10: 'a\nb'"),
+    ({"requires": lambda device: False}, "requires= of filler returned False: return None where it can run"),
+    ({"requires": lambda device: 1 / 0}, "requires= of filler raised ZeroDivisionError: division by zero"),
+    ({"repeatable": lambda params: params["bits"]}, "repeatable= of filler asks for parameter 'bits'"),
+    ({"repeatable": lambda params: "yes"}, "repeatable= of filler returned 'yes': return True or False"),
 ])
-def test_supports_that_gives_no_answer_is_told_so(supports: Any, words: str) -> None:
-    kernel = replace(filling(lambda *given: None), supports=supports)
-    with pytest.raises(TypeError, match=re.escape(words)):
-        refusal(sample(), kernel)
+def test_a_declared_function_that_gives_no_answer_is_the_kernels_error(options: dict[str, Any], words: str) -> None:
+    calls = itertools.count()
+
+    def nearly_right(given: Arguments, out: Tensor) -> None:
+        fill_right(given, out)
+        out.mul_(1 + next(calls) * 2.0**-22)  # other bits the second time: asks whether it repeats them
+
+    result = judged(filling(nearly_right, **options))
+    assert (result.state, result.kind) == ("error", "exception")
+    assert result.message.startswith(f"{PLAIN.id} on filler: ") and words in result.message
+    assert "\n" not in result.message
+
+
+def test_supports_may_refuse_as_a_kernel_does() -> None:
+    kernel = replace(filling(fill_right), supports=_refuses_by_exception)
+    assert refusal(sample(), kernel) == "not supported by filler: topk above 4"
 
 
 @pytest.mark.parametrize("layout", ["strided", "unaligned", "offset", "strided_all", "column_major"])

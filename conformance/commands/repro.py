@@ -13,7 +13,7 @@ from conformance.case import Case
 from conformance.cases.options import Selection
 from conformance.commands.lookup import find_case, find_kernels, pytest_line, settings_of
 from conformance.environment import ABSENT
-from conformance.errors import ConformanceError
+from conformance.errors import ConformanceError, NoAnswer
 from conformance.judging.judge import torch_device
 from conformance.kernel import Kernel
 from conformance.launching.guards import checksum
@@ -55,8 +55,13 @@ def repro(text: str, selection: Selection, kernel_name: str | None, target: Path
         print(f"wrote {target}: run it with 'python {target}'", file=sys.stderr)
     print(pytest_line(wanted.case, chosen, settings))
     for kernel in chosen:
-        if settings.device != ABSENT and (reason := why_not_run(wanted.case, kernel, settings)):
-            print(f"note: {kernel.name} does not run this case here: {reason}", file=sys.stderr)
+        try:
+            reason = None if settings.device == ABSENT else why_not_run(wanted.case, kernel, settings)
+            remark = f"{kernel.name} does not run this case here: {reason}" if reason else ""
+        except NoAnswer as error:
+            remark = f"on {kernel.name} this case ends in an error: {error}"
+        if remark:
+            print(f"note: {remark}", file=sys.stderr)
 
 
 def _write_smallest(target: Path, case: Case, kernel: Kernel, settings: Settings, seconds: float) -> None:
@@ -142,7 +147,10 @@ def _checksums(case: Case, kernel: Kernel, settings: Settings) -> dict[str, int]
     """Sums of the inputs, by which the file can tell that it rebuilt the same ones; None where building them now
     would be slow (official sizes without a GPU) or the case does not run here."""
     slow = settings.device == "cpu" and settings.sizes == "official"
-    if slow or why_not_run(case, kernel, settings):
+    try:
+        if slow or why_not_run(case, kernel, settings):
+            return None
+    except NoAnswer:  # the file shows it
         return None
     with torch.no_grad():
         call = operator(case.operator).inputs(case, settings.sizes, torch_device(settings), Shared())
