@@ -95,14 +95,9 @@ def _problems(records: Records, digest: Digest) -> list[str]:
 
 
 def _rules(records: Records) -> list[str]:
-    rules = failures.rules(records.results)
-    if not rules:
-        return []
-    lines = []
-    for key, text in list(rules.items())[:MOST_RULES]:
-        kernel, state, kind = key.split("|", 2)
-        lines.append(f"- {code(clip(kernel, 80))} {escaped(kind or state)}: {escaped(clip(text, LONGEST))}")
-    return ["### What the failures share", "\n".join(lines)]
+    lines = [f"- {code(clip(kernel, 80))} {escaped(kind)}: {escaped(clip(text, LONGEST))}"
+             for kernel, kind, text in failures.in_common(records.results)[:MOST_RULES]]
+    return ["### What the failures share", "\n".join(lines)] if lines else []
 
 
 def _first_failures(records: Records, digest: Digest) -> list[str]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from conformance.registry import ROOT
@@ -23,9 +24,18 @@ def remove_pages(directory: Path, records: Iterable[Path], timings: Iterable[Pat
     (directory / "index.html").unlink(missing_ok=True)
 
 
-def make_pages(directory: Path, records: Iterable[Path], timings: Iterable[Path]) -> tuple[list[Path], bool]:
-    """Pages of record files and of timings, and an overview of several, below ``directory``: their paths, and whether
-    something went wrong, which is told on standard error. The reports folder reads record files only."""
+@dataclass(frozen=True)
+class Made:
+    """Paths of pages; by architecture in sentences what failures have in common; and whether something went wrong."""
+
+    pages: Sequence[Path] = ()
+    common: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    failed: bool = False
+
+
+def make_pages(directory: Path, records: Iterable[Path], timings: Iterable[Path]) -> Made:
+    """Pages of record files and of timings, and an overview of several, below ``directory``. What goes wrong is told on
+    standard error. The reports folder reads record files only."""
     files = [str(path.resolve()) for path in records]
     timed = [str(path.resolve()) for path in timings]
     command = [sys.executable, "-m", "reports", "--out", str(directory.resolve()), *files]
@@ -34,14 +44,19 @@ def make_pages(directory: Path, records: Iterable[Path], timings: Iterable[Path]
         done = subprocess.run([*command, *(["--bench", *timed] if timed else [])], cwd=ROOT, capture_output=True,
                               text=True, check=False, env=os.environ | {"PYTHONPATH": paths})
         said, code = done.stderr.strip(), done.returncode
-        pages = [Path(line) for line in done.stdout.splitlines() if line]
+        told = [line.partition(" ") for line in done.stdout.splitlines()]
     except OSError as error:
-        said, code, pages = str(error), 1, []
+        said, code, told = str(error), 1, []
     if code:
         again = f"'python -m conformance report {' '.join(files)}'" + (
             f", 'python -m conformance bench {' '.join(timed)}'" if timed else "")
         print(f"no page was written ({_last_lines(said)}); {again} tries again", file=sys.stderr)
-    return pages, code != 0
+    common: dict[str, list[str]] = {}
+    for what, _, text in told:
+        if what == "common":
+            arch, _, sentence = text.partition(" ")
+            common.setdefault(arch, []).append(sentence)
+    return Made([Path(text) for what, _, text in told if what == "page"], common, code != 0)
 
 
 def _last_lines(text: str) -> str:
