@@ -225,8 +225,8 @@ def test_an_element_that_is_not_written(case: Case) -> None:
     result = judged(filling(unwritten_element), case)
     assert (result.state, result.kind, result.level, result.wrong) == ("fail", "nan-map", None, 1)
     assert result.first["index"] == [3, 5]
-    assert "run with poison 0: 1 of" in result.message
-    assert "1 elements still hold the poison of the output, first at [3, 5]" in result.message
+    assert "launch 1 (output pre-filled with NaN bytes): 1 of" in result.message
+    assert "1 elements still hold what the output was pre-filled with, first at [3, 5]" in result.message
     assert result.message.startswith(f"{case.id} on filler: ")
 
 
@@ -296,7 +296,8 @@ def test_adding_to_what_stood_in_the_output() -> None:
     result = judged(filling(careful))
     assert (result.state, result.kind, result.level) == ("fail", "poison", None)
     assert "depends on what stood in the output, in padding or in rows that no slot refers to" in result.message
-    assert "'run with poison 0' and 'run with poison 1'" in result.message
+    one, two = "launch 1 (output pre-filled with NaN bytes)", "launch 2 (output pre-filled with 0x5a bytes)"
+    assert f"'{one}' and '{two}'" in result.message
 
 
 def test_another_tensor_in_the_place_of_the_output() -> None:
@@ -401,7 +402,7 @@ def test_an_input_that_is_written_in_every_run(change: Callable[[Arguments], Any
 
     result = judged(filling(body), sample(tokens=9, topk=8, data="real"))
     assert (result.state, result.kind, result.level) == ("fail", "input-changed", None)
-    assert "run with poison 0: wrote to its input " in result.message
+    assert "launch 1 (output pre-filled with NaN bytes): wrote to its input " in result.message
 
 
 def test_positions_sorted_in_place_without_effect_on_the_result() -> None:
@@ -634,7 +635,7 @@ def test_a_result_that_is_missing_when_it_is_asked_for_again() -> None:
 def test_a_wrong_form(body: Callable[[Arguments, torch.dtype], Any], message: str) -> None:
     result = judged(returning(body))
     assert (result.state, result.kind, result.level) == ("fail", "form", None)
-    assert f"run with poison 0: {message}" in result.message
+    assert f"launch 1 (output pre-filled with NaN bytes): {message}" in result.message
 
 
 def test_a_bf16_accumulator_and_a_truncating_cast() -> None:
@@ -881,7 +882,7 @@ def test_configurations_may_differ_from_one_another_and_the_weakest_counts() -> 
     assert result.path == "golden"  # the path is that of the kernel's own choice
     exact = judged(subject(configured, "bit-exact", configs=("golden", "up")), case)
     assert (exact.state, exact.kind) == ("fail", "bits")
-    assert "configuration up, poison 0" in exact.message
+    assert "configuration up, launch 1 (output pre-filled with NaN bytes)" in exact.message
     assert judged(subject(configured, "bit-exact", configs=("golden",)), case).level == "bit-exact"
 
 
@@ -895,7 +896,7 @@ def test_a_configuration_that_is_not_repeatable() -> None:
     case = sample(tokens=9, topk=8, launch="configs", routing="shuffled")
     result = judged(subject(configured, configs=("a", "b")), case)
     assert (result.state, result.kind) == ("fail", "repeat")
-    assert "'configuration b, poison 0' and 'configuration b, poison 1'" in result.message
+    assert "'configuration b, launch 1 (output pre-filled with NaN bytes)' and 'configuration b, l" in result.message
 
 
 def test_an_unknown_way_to_launch() -> None:
@@ -1086,7 +1087,7 @@ def test_inputs_of_any_size_are_looked_at_under_both_poisons() -> None:
 
     result = judged(filling(body), sample(tokens=3, topk=2, hidden=1024, routing="sparse"))
     assert (result.state, result.kind) == ("fail", "input-changed")
-    assert "run with poison 0: wrote to its input x" in result.message
+    assert "launch 1 (output pre-filled with NaN bytes): wrote to its input x" in result.message
 
 
 def test_right_elements_that_look_like_poison_are_not_called_unwritten() -> None:
