@@ -121,6 +121,6 @@ def _against(value: Any, limit: Any) -> tuple[str, bool]:
     """("1024 / 65536", whether beyond); a limit that nobody could source is "unknown"."""
     if value is None:
         return DASH, False
-    if not isinstance(limit, int):
-        return f"{value} / unknown", False
+    if not isinstance(limit, int) or not isinstance(value, (int, float)):  # of an edited file
+        return f"{_spelled(value)} / {limit if isinstance(limit, int) else 'unknown'}", False
     return f"{value} / {limit}", value > limit

@@ -75,6 +75,15 @@ def test_a_page_without_execution_never_says_pass(tmp_path: Path) -> None:
     assert not re.search(r"\bpass(ed)?\b", said + markdown)
 
 
+def test_a_figure_of_an_edited_file_that_is_no_number_is_shown_as_it_is(tmp_path: Path) -> None:
+    def edited(line: samples.Line, number: int) -> None:
+        lowered(line, number)
+        if line.get("resources"):
+            line["resources"] = {**CODE, "shared_bytes": "many"}
+
+    assert "many / 65536" in text(page(tmp_path, absent(edited)))
+
+
 def test_an_executed_page_says_pass(tmp_path: Path) -> None:
     said = text(page(tmp_path, executed()))
     assert said.startswith("PASS ") and "promised reached P pass X expected F fail" in said
