@@ -163,6 +163,8 @@ def read_records(path: Path) -> Records:
             raise ReportError(f"{where}: not a JSON line: {error}") from None
         fields = Fields(value, where)
         kind = fields.text("type")
+        if kind == "bench-run":
+            raise ReportError(f"{where}: this is a file of timings, whose pages 'conformance bench' makes")
         if (kind == "run") != (run is None):
             raise ReportError(
                 f"{where}: {_ORDER[run is None]}; a record file holds one run, described by its first line"

@@ -230,6 +230,8 @@ def test_a_directory_stands_for_its_record_files(tmp_path: Path, capsys: pytest.
     (tmp_path / "gfx942.jsonl").unlink()
     assert cli.main(["report", str(tmp_path)]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 2  # of one run no overview
+    assert cli.main(["report", str(tmp_path), str(tmp_path / "cpu.jsonl")]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2  # nor of one that is named twice
     (tmp_path / "notes.jsonl").write_text("{}\n")
     assert cli.main(["report", str(tmp_path)]) == 2
     said = capsys.readouterr().err

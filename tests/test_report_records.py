@@ -140,6 +140,7 @@ RESULT = samples.result_line(POINTS[0], "h_tiled")
         (_raw(RUN, [1]), 2, "expected an object, found [1]"),
         (_raw(RESULT, RUN), 1, "before the 'run' line"),
         (_raw(RUN, RUN), 2, "second 'run' line"),
+        (_raw({"type": "bench-run"}), 1, "this is a file of timings, whose pages 'conformance bench' makes"),
         (_raw(RUN, {"type": "note"}), 2, "unknown type 'note'"),
         (_raw({**RUN, "schema": 2}), 1, "schema 2 is not the 1"),
         (_raw({**RUN, "rules": [{"cases": "all"}]}), 1, "rules.0: 'cases' must be an integer, is 'all'"),

@@ -229,6 +229,7 @@ def test_several_architectures_from_their_directory(tmp_path: Path) -> None:
     ("[1, 2]\n", r"r.jsonl:1: no line of a record file: it must be an object with a 'type', is \[1, 2\]"),
     ("3\n", "it must be an object with a 'type', is 3"), ("null", "with a 'type', is null"),
     ('{"type": [1]}\n', "it must be an object with a 'type'"),
+    ('{"type":"run","schema":2,"archs":{}}\n', "r.jsonl:1: schema 2 is not the 1 that this version reads"),
     ('{"type":"run","schema":1}\n', "r.jsonl:1: no line of a record file: 'arch' is missing"),
     ('{"type":"run","schema":1,"arch":["cpu"]}\n', r"'arch' is \[\"cpu\"\], of a wrong type"),
     ('{"type":"run","schema":1,"arch":"cpu","planned":{"k":"x"}}\n', "'planned' must be numbers of results"),

@@ -143,6 +143,10 @@ def test_shards_become_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "joined from 3 shards, whose union is the plan; the 2 results that each of them repeated agree" in page
 
 
+def test_directories_stand_for_the_shards_in_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert merged(capsys, *(path.parent for path in shards(tmp_path)), "--out", tmp_path / "all")[0] == 0
+
+
 def edit(member: str, value: Any, case: str = "o/i:2") -> Any:
     def change(line: dict[str, Any]) -> None:
         if line["case"] == case:
@@ -243,8 +247,9 @@ def test_missing_doubled_and_foreign_shards(tmp_path: Path, capsys: pytest.Captu
         whole.write_text(content, encoding="utf-8")
         code, said = merged(capsys, two, whole)
         assert code == 2 and words in said
-    code, said = merged(capsys, one, tmp_path)
-    assert code == 2 and "cannot be read: Is a directory" in said
+    (tmp_path / "empty").mkdir()
+    code, said = merged(capsys, one, tmp_path / "empty")
+    assert code == 2 and "empty: a directory without record files" in said
     code, said = merged(capsys, one, two, three, "--out", one.parent)
     assert code == 2 and "would be overwritten" in said
     code, said = merged(capsys, one, two, three, "--allow", "devise")

@@ -233,7 +233,7 @@ def _expectations(args: argparse.Namespace) -> int:
     if args.rule_set:
         return OK if expectations.print_rule_set(args.rule_set, selection.archs) else FAILED
     if args.update:
-        return OK if expectations.print_update(args.update, selection) else FAILED
+        return OK if expectations.print_update(record_commands.record_file(args.update), selection) else FAILED
     return OK if expectations.print_rules(selection) else FAILED
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -40,6 +41,8 @@ def repro(text: str, selection: Selection, kernel_name: str | None, target: Path
     if len(runs) != 1:
         raise ConformanceError(f"repro takes one architecture, not {len(runs)}: --arch {runs[0].arch}")
     settings = runs[0]
+    if shrink_for is not None and not (math.isfinite(shrink_for) and shrink_for > 0):
+        raise ConformanceError(f"--within {shrink_for:g}: give seconds above 0, as in --within 60")
     if shrink_for is not None and target is None:
         raise ConformanceError("--minimise needs --write FILE: the smallest case stands in no tier")
     if target is not None:

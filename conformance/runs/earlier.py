@@ -108,6 +108,9 @@ def read_earlier(path: Path, form: Form = RECORDS) -> Earlier:
                 truncated = True
                 break
             raise ConformanceError(f"{path}:{number}: no line of a {form.name}: {error}") from None
+        if isinstance(value, dict) and value.get("type") == form.first and value.get("schema") != SCHEMA:
+            raise ConformanceError(f"{path}:{number}: schema {_shown(value.get('schema'))} is not the {SCHEMA} that "
+                                   "this version reads")
         if wrong := _wrong(value, form):
             raise ConformanceError(f"{path}:{number}: no line of a {form.name}: {wrong}")
         kind = value["type"]
@@ -117,8 +120,8 @@ def read_earlier(path: Path, form: Form = RECORDS) -> Earlier:
             run = value
         elif kind == "end":
             end = value
-    if run is None or run.get("schema") != SCHEMA:
-        raise ConformanceError(f"{path}: no '{form.first}' line of schema {SCHEMA}: no {form.name}, or killed at its "
+    if run is None:
+        raise ConformanceError(f"{path}: no '{form.first}' line: no {form.name}, or killed at its "
                                "very start")
     return Earlier(path, run, lines, end, truncated)
 
