@@ -58,11 +58,13 @@ def write_overview(records_paths: Sequence[Path], out_dir: Path) -> list[Path]:
 
 
 def replace(target: Path, text: str) -> Path:
-    """Write a file in one step and return its path."""
+    """Write a file in one step and return its path. Raises OSError, which names it."""
     part = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
         part.write_text(text, encoding="utf-8", newline="\n")
         os.replace(part, target)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(target)) from None  # and not the name of the part
     finally:
         part.unlink(missing_ok=True)
     return target

@@ -10,7 +10,7 @@ import report_samples as samples
 from report_samples import Line
 
 from conformance.runs.recorder import Recorder
-from conformance.session.pages import Made, make_pages
+from conformance.session.pages import Made, make_pages, remove_pages
 from conformance.session.progress import Display
 
 
@@ -48,6 +48,16 @@ def test_what_failures_have_in_common_comes_with_the_pages(tmp_path: Path) -> No
     told = "per_token, budget: all 16 results with hidden:4096 fail like this, none of the 80 others"
     assert made.common == {"cpu": [told]}
     assert f"  in common: {told}" in summary_of(tmp_path / "next", made)
+
+
+def test_a_page_that_cannot_be_replaced_costs_no_results(tmp_path: Path, capsys: Any) -> None:
+    records = samples.write(tmp_path / "cpu.jsonl", samples.lines(itertools.islice(samples.official_params(), 2)))
+    (tmp_path / "cpu.html").mkdir()
+    remove_pages(tmp_path, [records], [])
+    made = make_pages(tmp_path, [records], [])
+    assert made.failed and made.pages == []
+    assert f"{tmp_path / 'cpu.html'}: cannot be written: Is a directory" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cpu.html", "cpu.jsonl"]
 
 
 def test_two_lines_for_a_kernel_at_most(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -16,12 +17,18 @@ _OF_RECORDS, _OF_TIMINGS = (".html", ".md"), (".html", ".md", ".txt", ".json")
 
 def remove_pages(directory: Path, records: Iterable[Path], timings: Iterable[Path]) -> None:
     """Away with the pages of an earlier run in the same places: beside records that are being written they would speak
-    of results that are there no more, for good if this run is killed."""
+    of results that are there no more, for good if this run is killed. One that cannot be removed cannot be replaced
+    either, which is told when the pages are made: results are worth more than that."""
     for paths, suffixes in ((records, _OF_RECORDS), (timings, _OF_TIMINGS)):
         for path in paths:
             for suffix in suffixes:
-                path.with_suffix(suffix).unlink(missing_ok=True)
-    (directory / "index.html").unlink(missing_ok=True)
+                _remove(path.with_suffix(suffix))
+    _remove(directory / "index.html")
+
+
+def _remove(page: Path) -> None:
+    with contextlib.suppress(OSError):
+        page.unlink()
 
 
 @dataclass(frozen=True)
