@@ -27,6 +27,9 @@ def kernel(operator: str, *, promise: str = "within-budget", name: str | None = 
     Raises ConformanceError for an unknown option or promise, a value of the wrong type, a name that node ids cannot
     carry, or when the name is taken by another function.
     """
+    if not isinstance(operator, str):  # as when it is written without brackets, and gets the function
+        raise ConformanceError("@kernel needs its operator, as in @kernel('OPERATOR'); it was given "
+                               f"{getattr(operator, '__name__', operator)!r:.200}")
     if promise not in LEVELS:
         raise unknown_name("promise", str(promise), LEVELS)
     options = _checked(options)
@@ -34,6 +37,8 @@ def kernel(operator: str, *, promise: str = "within-budget", name: str | None = 
         _check_name(name)
 
     def register(function: Callable[..., Any]) -> Kernel:
+        if not callable(function):
+            raise ConformanceError(f"@kernel({operator!r}) decorates a function, not {function!r:.200}")
         label = name or getattr(function, "__name__", None)
         if label is None:  # a partial function, or an object that can be called
             raise ConformanceError(f"a kernel of {operator} is a {type(function).__name__}, which has no name of its "

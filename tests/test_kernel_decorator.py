@@ -315,7 +315,10 @@ def test_kernels_of_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(("text", "message"), [
     ("", "module odd_module defines no kernel: decorate a function with @conformance.kernel"),
     ("import no_such_package\n", "kernel module odd_module cannot be imported: ModuleNotFoundError: No module named"),
-    ("1 / 0\n", "kernel module odd_module cannot be imported: ZeroDivisionError: division by zero"),
+    ("1 / 0\n", "kernel module odd_module cannot be imported: ZeroDivisionError: division by zero (odd_module.py"),
+    ("raise BaseException('a\\nb')\n", "kernel module odd_module cannot be imported: BaseException: a b (odd_module"),
+    ("@kernel\ndef k(out):\n    pass\n", "@kernel needs its operator, as in @kernel('OPERATOR'); it was given 'k' ("),
+    ('kernel("moe_sorting")(3)\n', "@kernel('moe_sorting') decorates a function, not 3 (odd_module.py, line "),
     (DEFINITION.format("moe_reduce_fusd", "k"),
      "unknown operator of kernel k in odd_module: 'moe_reduce_fusd'. Did you mean 'moe_reduce_fused'?"),
     ('@kernel("moe_reduce_fused", promise="best")\ndef k(out):\n    pass\n', "unknown promise 'best'"),
