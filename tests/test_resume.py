@@ -241,6 +241,8 @@ def test_several_architectures_from_their_directory(tmp_path: Path) -> None:
      "r.jsonl:2: .*'state' is missing"),
     ('{"type":"run","schema":1,"arch":"cpu"}\n{"type":"result","case":"a","kernel":"k","state":"pass","message":""}\n',
      "r.jsonl:2: .*'lane' is missing"),
+    ('{"type":"run","schema":1,"arch":"cpu"}\n{"type":"result","case":"a","kernel":"k","state":"pass","lane":"route",'
+     '"message":"","seconds":1' + "0" * 400 + '}\n', "r.jsonl:2: .*'seconds' is 1000.*, no number of seconds"),
     ('{"type":"run","schema":1,"arch":"sm_90"}\n', "holds results of sm_90, and this run is on cpu"),
 ])
 def test_what_cannot_be_resumed_is_one_clear_error(tmp_path: Path, content: str | None, words: str) -> None:

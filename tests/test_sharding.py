@@ -256,6 +256,22 @@ def test_missing_doubled_and_foreign_shards(tmp_path: Path, capsys: pytest.Captu
     assert code == 2 and "Did you mean 'device'?" in said
 
 
+@pytest.mark.parametrize("edited", [
+    {"index": 4}, {"count": 0}, {"index": True}, {"identity": [3]}, {"identity": [["o/i:1"]]}, {"loose": [[1, 2]]},
+    {"whole": {"planned": ["k"]}}, {"whole": {"planned": {"k": "2"}}}, {"whole": {"kernels": {"k": 1}}},
+])
+def test_an_edited_shard_is_one_line(
+    edited: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = shards(tmp_path)
+    line, *others = read_lines(paths[0])
+    line["shard"] |= edited
+    paths[0].write_text("".join(json.dumps(one) + "\n" for one in (line, *others)), encoding="utf-8")
+    assert merged(capsys, *paths, "--out", tmp_path / "all") == (
+        2, f"error: {paths[0]}: its first line is not as a run writes it; was the file edited?\n")
+    assert not (tmp_path / "all").exists()
+
+
 # ---- for real -------------------------------------------------------------------------------------------------------
 
 

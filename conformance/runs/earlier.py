@@ -17,6 +17,7 @@ from conformance.bench.record import TIMED
 from conformance.errors import ConformanceError
 
 SCHEMA = 1
+_MOST = 2.0**63  # seconds
 _LONGEST = 40  # of what is shown of a wrong line
 
 
@@ -34,7 +35,7 @@ TIMINGS = Form("file of timings", "bench-run", "timing")
 _FIRST: tuple[tuple[str, ...], dict[str, Any]] = (
     ("arch",), {"arch": str, "planned": dict, "shard": dict, "resumed": list, "workers": int, "roles": dict})
 _KINDS: dict[str, Any] = {"case": str, "kernel": str, "state": str, "lane": str, "message": str,
-                          "seconds": (int, float), "spread": (int, float), "expected": dict}
+                          "seconds": (int, float), "spread": (int, float), "expected": dict, "details": dict}
 # Type of a line -> what it must have, and the types of what is read here of it
 _MEMBERS = {"run": _FIRST, "bench-run": _FIRST, "result": (("case", "kernel", "state", "lane", "message"), _KINDS),
             "timing": (("case", "kernel", "state"), _KINDS),
@@ -72,6 +73,8 @@ def _wrong(line: Any, form: Form) -> str:
     for name, kind in types.items():
         if line.get(name) is not None and not isinstance(line[name], kind):
             return f"{name!r} is {_shown(line[name])}, of a wrong type"
+        if kind == (int, float) and not abs(line.get(name) or 0) < _MOST:
+            return f"{name!r} is {_shown(line[name])}, no number of seconds"
     counts = line.get("planned") or {}
     if not all(type(count) is int for count in counts.values()):
         return f"'planned' must be numbers of results, is {_shown(counts)}"
