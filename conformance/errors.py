@@ -15,6 +15,11 @@ class NotSupported(Exception):
     """Raised by a kernel for a case it declares it cannot take: the result is "not-run" with this reason."""
 
 
+class NoAnswer(Exception):
+    """What a kernel declares as a function (supports=, requires=, repeatable=) raised, or returned no answer: the
+    kernel is to blame, and the message says so in one line."""
+
+
 def unknown_name(what: str, name: str, known: Iterable[str]) -> ConformanceError:
     """An error that names the unknown value, the closest known one and all known ones."""
     names = sorted(known)

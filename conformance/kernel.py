@@ -8,6 +8,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from conformance.errors import NoAnswer, NotSupported, spelled_out, text_of
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -79,8 +81,43 @@ class Kernel:
         return tuple(dict.fromkeys((self.module, str(code_of(self.function).__module__))))
 
     def repeats(self, params: Mapping[str, str]) -> bool:
-        """Whether a case with these parameters must give the same bits on every run."""
-        return self.repeatable if isinstance(self.repeatable, bool) else self.repeatable(params)
+        """Whether a case with these parameters must give the same bits on every run. Raises NoAnswer."""
+        if isinstance(self.repeatable, bool):
+            return self.repeatable
+        found = self._answer("repeatable", self.repeatable, params)
+        if not isinstance(found, bool):
+            raise NoAnswer(f"repeatable= of {self.name} returned {found!r:.200}: return True or False")
+        return found
+
+    def unsupported(self, params: Mapping[str, str]) -> str | None:
+        """What ``supports`` says of a case with these parameters: why it is not taken, or None. Raises NoAnswer."""
+        return self._reason("supports", self.supports, params, "where the case is taken")
+
+    def lacks(self, device: str) -> str | None:
+        """What ``requires`` says of this machine: why the kernel cannot run on the device, or None. Raises NoAnswer."""
+        return self._reason("requires", self.requires, device, "where it can run")
+
+    def _reason(self, option: str, ask: Callable[[Any], Any] | None, given: Any, where: str) -> str | None:
+        try:
+            reason = None if ask is None else self._answer(option, ask, given)
+        except NoAnswer as error:
+            if not isinstance(error.__cause__, NotSupported):
+                raise
+            reason = text_of(error.__cause__) or "it does not say why"
+        if reason is not None and not isinstance(reason, str):
+            raise NoAnswer(f"{option}= of {self.name} returned {reason!r:.200}: return None {where}, else the reason "
+                           "in words")
+        return reason or None
+
+    def _answer(self, option: str, ask: Callable[[Any], Any], given: Any) -> Any:
+        try:
+            return ask(given)
+        except (Exception, SystemExit) as error:
+            if isinstance(error, KeyError) and isinstance(given, Mapping) and not {*error.args} & {*given}:
+                raise NoAnswer(f"{option}= of {self.name} asks for parameter {error}, which the case does not have; it "
+                               f"has {', '.join(given)}: use .get()") from error
+            said = " ".join(spelled_out(error).split())  # one line, also in a table
+            raise NoAnswer(f"{option}= of {self.name} raised {said}") from error
 
     @property
     def tells_path(self) -> bool:

@@ -244,5 +244,5 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Gen
     with few_listed(terminalreporter):
         result = yield
     controller = config.stash[CONTROLLER]
-    controller.display.summary(controller.pages, controller.timings)
+    controller.display.summary(controller.made, controller.timings)
     return result

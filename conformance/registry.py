@@ -9,6 +9,7 @@ import importlib.util
 import pkgutil
 import sys
 import sysconfig
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING
 from conformance.arch import Arch
 from conformance.cases.matrix import Matrix, load_matrix
 from conformance.decorator import all_registered, registered
-from conformance.errors import ConformanceError, unknown_name
+from conformance.errors import ConformanceError, spelled_out, unknown_name
 from conformance.expectations.files import read_arch
 from conformance.kernel import Kernel
 
@@ -48,12 +49,25 @@ def put_checkout_first() -> None:
 def _import(name: str, what: str) -> ModuleType:
     try:
         return importlib.import_module(name)
-    except ConformanceError:
-        raise
+    except ConformanceError as error:
+        raise ConformanceError(f"{error}{_place_of(error)}") from error
     except SystemExit as error:
         raise ConformanceError(f"{what} {name} called sys.exit({error.code!r}) while it was imported") from None
-    except Exception as error:
-        raise ConformanceError(f"{what} {name} cannot be imported: {type(error).__name__}: {error}") from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        said = " ".join(spelled_out(error).split())  # one line
+        raise ConformanceError(f"{what} {name} cannot be imported: {said}{_place_of(error)}") from error
+
+
+def _place_of(error: BaseException) -> str:
+    """" (my_kernels.py, line 7)" where a module raised while it was imported, or called this package when that raised;
+    "" where the error says so itself, or nothing of the module ran."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
+    own = [Path(frame.filename) for frame in frames]
+    places = [(file.name, frame.lineno) for file, frame in zip(own, frames, strict=True)
+              if ROOT / "conformance" not in file.parents and file.parent.name != "importlib"]
+    return "" if isinstance(error, SyntaxError) or not places else " ({}, line {})".format(*places[-1])
 
 
 @functools.cache

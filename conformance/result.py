@@ -103,26 +103,16 @@ def blank_result(case: Case, kernel: Kernel, settings: Settings, state: str, **m
 
 
 def why_not_run(case: Case, kernel: Kernel, settings: Settings) -> str | None:
-    """Why the case cannot be executed here on this kernel, or None."""
+    """Why the case cannot be executed here on this kernel, or None. Raises NoAnswer where the kernel does not say."""
     reason = why_not_meant(case, arch(settings.arch), settings.device)
     if reason:
         return reason
     if settings.device not in kernel.devices:
         return f"{kernel.name} runs on {' or '.join(kernel.devices)}"
-    reason = kernel.requires(settings.device) if kernel.requires else None
-    if reason:
-        return reason
-    return refusal(case, kernel)
+    return kernel.lacks(settings.device) or refusal(case, kernel)
 
 
 def refusal(case: Case, kernel: Kernel) -> str | None:
-    """Why the kernel itself does not take the case, or None. Raises TypeError where ``supports`` does not say."""
-    try:
-        reason = kernel.supports(case.params) if kernel.supports else None
-    except KeyError as missing:
-        raise TypeError(f"supports= of {kernel.name} asks for parameter {missing}, which {case.id} does not have; it "
-                        f"has {', '.join(case.params)}: use .get()") from missing
-    if reason is not None and not isinstance(reason, str):
-        raise TypeError(f"supports= of {kernel.name} returned {reason!r} for {case.id}: return None where the case is "
-                        "taken, else the reason in words")
+    """Why the kernel itself does not take the case, or None. Raises NoAnswer where ``supports`` does not say."""
+    reason = kernel.unsupported(case.params)
     return f"not supported by {kernel.name}: {reason}" if reason else None

@@ -36,7 +36,7 @@ def check_table(table: Any, known: Mapping[str, Any], where: str, required: tupl
     at least one, none of them twice). No string may be blank, and no integer beyond 64 bits. Raises ConformanceError.
     """
     if not isinstance(table, dict):
-        raise ConformanceError(f"{where}: must be a table, is {table!r}")
+        raise ConformanceError(f"{where}: must be a table, is {table!r:.200}")
     for key, value in table.items():
         if key not in known:
             raise unknown_name(f"key in {where}:", key, known)
@@ -51,11 +51,11 @@ def _check_value(value: Any, kind: Any, where: str) -> None:
     names = kind == list[str]
     fits = type(value) is (list if names else kind)
     if not fits or (names and not all(isinstance(item, str) for item in value)):
-        raise ConformanceError(f"{where} must be {_TYPES[kind]}, is {value!r}")
+        raise ConformanceError(f"{where} must be {_TYPES[kind]}, is {value!r:.200}")
     if (names and not value) or not all(text.strip() for text in (value if names else [value] if kind is str else [])):
-        raise ConformanceError(f"{where} must not be empty, is {value!r}")
+        raise ConformanceError(f"{where} must not be empty, is {value!r:.200}")
     if names and len(set(value)) != len(value):
-        raise ConformanceError(f"{where}: a name stands twice in {value!r}")
+        raise ConformanceError(f"{where}: a name stands twice in {value!r:.200}")
     if kind is int:
         check_size(value, where)
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from reports.records import CONTRADICTIONS, Records, Result
-from reports.text import DASH
+from reports.records import CONTRADICTIONS, STATES, Records, Result
+from reports.text import DASH, labels
 
 _LIMITS = (("shared_bytes", "shared bytes"), ("threads", "threads"))
 _FIGURES = ("registers", "spill_bytes")
@@ -88,14 +88,14 @@ def _rules(records: Records) -> tuple[RuleRow, ...]:
     for result in records.results:
         if result.expected:
             by_rule.setdefault(str(result.expected.get("where", "")), []).append(result)
-    rows = []
+    rows, words = [], labels(STATES, records.run.here)
     for rule in records.run.rules:
         governed = by_rule.get(str(rule.get("where")), [])
         text, where, reason, source, until = (
             str(rule.get(key, "")) for key in ("text", "where", "reason", "source", "until")
         )
         against = sum(r.failing and r.kind in CONTRADICTIONS for r in governed)
-        states = Counter(r.state for r in governed)
+        states = Counter(words[r.state] for r in governed)
         rows.append(RuleRow(text, where, reason, source, until, int(rule.get("cases") or 0), states, against))
     return tuple(sorted(rows, key=lambda row: -row.contradictions))
 
@@ -121,6 +121,6 @@ def _against(value: Any, limit: Any) -> tuple[str, bool]:
     """("1024 / 65536", whether beyond); a limit that nobody could source is "unknown"."""
     if value is None:
         return DASH, False
-    if not isinstance(limit, int):
-        return f"{value} / unknown", False
+    if not isinstance(limit, int) or not isinstance(value, (int, float)):  # of an edited file
+        return f"{_spelled(value)} / {limit if isinstance(limit, int) else 'unknown'}", False
     return f"{value} / {limit}", value > limit

@@ -14,7 +14,7 @@ from reports import failures
 from reports.digest import Digest
 from reports.explain import natural
 from reports.records import CONTRADICTIONS, LEVELS, STATES, Records, Result
-from reports.text import SIGNS, generalise
+from reports.text import generalise, labels, signs
 
 # How a column of numbers spells what JSON cannot.
 ABSENT, INFINITE, NAN = -1, -2, -3
@@ -40,10 +40,13 @@ def payload(records: Records, digest: Digest) -> dict[str, Any]:
     cases = _cases(records.results)
     index = {case.case: i for i, case in enumerate(cases)}
     rows = sorted(records.results, key=lambda r: (kernels(r.kernel), index[r.case]))
+    words = labels(STATES, records.run.here)
     outcomes, messages = Dictionary(), failures.Messages()
     return {
         "states": list(STATES),
-        "signs": [SIGNS[state] for state in STATES],
+        "labels": list(words.values()),
+        "marks": [state if label == state else "unexecuted" for state, label in words.items()],
+        "signs": list(signs(records.run.here).values()),
         "levels": list(LEVELS),
         "contradictions": list(CONTRADICTIONS),
         "kernels": kernels.values,

@@ -79,6 +79,15 @@ def rules(rows: Sequence[Result]) -> dict[str, str]:
     return found
 
 
+def in_common(rows: Sequence[Result]) -> list[tuple[str, str, str]]:
+    """The rules as (kernel, kind of failure, sentence)."""
+    found = []
+    for key, text in rules(rows).items():
+        kernel, state, kind = key.split("|", 2)
+        found.append((kernel, kind or state, text))
+    return found
+
+
 def details(rows: Sequence[Result]) -> dict[int, dict[str, Any]]:
     """Row number -> what is kept of some failures only. Groups take turns, so that each is represented."""
     numbers: dict[str, list[int]] = {}

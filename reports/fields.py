@@ -115,7 +115,10 @@ class Fields:
     def numbers(self, table: Any, name: str) -> Mapping[str, float]:
         if not isinstance(table, dict) or not all(isinstance(v, (int, float)) for v in table.values()):
             raise ReportError(f"{self.where}: {name!r} must be an object of numbers, is {_short(table)}")
-        return {key: float(value) for key, value in table.items()}
+        try:
+            return {key: float(value) for key, value in table.items()}
+        except OverflowError:
+            raise ReportError(f"{self.where}: {name!r} holds too large a number: {_short(table)}") from None
 
 
 def _short(value: Any) -> str:

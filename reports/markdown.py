@@ -9,7 +9,7 @@ from reports import failures
 from reports.digest import Digest, KernelRow
 from reports.identity import facts, sizes_notice
 from reports.records import STATES, Records, Result
-from reports.text import DASH, clip, fraction, sentence
+from reports.text import DASH, clip, fraction, labels, sentence
 
 FIRST_FAILURES = 10
 MOST_ROWS = 60  # of a table
@@ -21,7 +21,7 @@ LONGEST_COMMAND = 600
 
 def render(records: Records, digest: Digest) -> str:
     """The whole summary, ending in a newline."""
-    verdict = digest.verdict
+    verdict, words = digest.verdict, list(labels(STATES, records.run.here).values())
     parts = [
         f"## {verdict.word}: {escaped(clip(verdict.reason, LONGEST))}",
         *(f"**{escaped(text)}**" for text in [sizes_notice(records.run)] if text),
@@ -29,8 +29,8 @@ def render(records: Records, digest: Digest) -> str:
             f"{label} {code(clip(value, 100))}" for label, value in facts(records) if label != "command"
         ),
         *_problems(records, digest),
-        _kernels(digest.kernels),
-        _tiers(digest.tiers),
+        _kernels(digest.kernels, words),
+        _tiers(digest.tiers, words),
         *_rules(records),
         *_first_failures(records, digest),
         *_not_run(digest),
@@ -69,10 +69,10 @@ def _counts(counts: Mapping[str, int]) -> list[str]:
     return [str(counts.get(state, 0)) for state in STATES]
 
 
-def _kernels(rows: Sequence[KernelRow]) -> str:
+def _kernels(rows: Sequence[KernelRow], words: Sequence[str]) -> str:
     if not rows:
         return ""
-    head = ["kernel", "promise", "reached", "planned", *STATES, "budget fraction"]
+    head = ["kernel", "promise", "reached", "planned", *words, "budget fraction"]
     lines = []
     for row in rows:
         counts = {**row.counts, "not-run": row.counts.get("not-run", 0) + row.missing}
@@ -84,9 +84,9 @@ def _kernels(rows: Sequence[KernelRow]) -> str:
     return table(head, lines, "lll" + "r" * (len(STATES) + 2))
 
 
-def _tiers(tiers: Mapping[str, Mapping[str, int]]) -> str:
+def _tiers(tiers: Mapping[str, Mapping[str, int]], words: Sequence[str]) -> str:
     rows = [[escaped(clip(tier, 80)), *_counts(counts)] for tier, counts in tiers.items()]
-    return table(["tier", *STATES], rows, "l" + "r" * len(STATES)) if rows else ""
+    return table(["tier", *words], rows, "l" + "r" * len(STATES)) if rows else ""
 
 
 def _problems(records: Records, digest: Digest) -> list[str]:
@@ -95,14 +95,9 @@ def _problems(records: Records, digest: Digest) -> list[str]:
 
 
 def _rules(records: Records) -> list[str]:
-    rules = failures.rules(records.results)
-    if not rules:
-        return []
-    lines = []
-    for key, text in list(rules.items())[:MOST_RULES]:
-        kernel, state, kind = key.split("|", 2)
-        lines.append(f"- {code(clip(kernel, 80))} {escaped(kind or state)}: {escaped(clip(text, LONGEST))}")
-    return ["### What the failures share", "\n".join(lines)]
+    lines = [f"- {code(clip(kernel, 80))} {escaped(kind)}: {escaped(clip(text, LONGEST))}"
+             for kernel, kind, text in failures.in_common(records.results)[:MOST_RULES]]
+    return ["### What the failures share", "\n".join(lines)] if lines else []
 
 
 def _first_failures(records: Records, digest: Digest) -> list[str]:

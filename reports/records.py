@@ -163,6 +163,8 @@ def read_records(path: Path) -> Records:
             raise ReportError(f"{where}: not a JSON line: {error}") from None
         fields = Fields(value, where)
         kind = fields.text("type")
+        if kind == "bench-run":
+            raise ReportError(f"{where}: this is a file of timings, whose pages 'conformance bench' makes")
         if (kind == "run") != (run is None):
             raise ReportError(
                 f"{where}: {_ORDER[run is None]}; a record file holds one run, described by its first line"
@@ -177,7 +179,7 @@ def read_records(path: Path) -> Records:
         elif kind == "end":
             end = _end(fields)
         else:
-            raise ReportError(f"{where}: unknown type {kind!r}; known: run, result, end")
+            raise ReportError(f"{where}: unknown type {kind!r:.60}; known: run, result, end")
     if run is None:
         raise ReportError(
             f"{path}:1: no complete 'run' line; the run was killed before it began, or this is no record file"
@@ -240,8 +242,8 @@ def _run(fields: Fields) -> Run:
         },
         budget=fields.strings(fields.table("budget"), "budget"),
         here=fields.flag("here", True),
-        facts=_facts(fields),
-        probe=fields.table("probe"),
+        facts=_facts(fields, "facts"),
+        probe=_facts(fields, "probe"),
         rules=_rules(fields),
         resumed=fields.tables("resumed"),
         shard=fields.table("shard") or None,
@@ -257,17 +259,17 @@ def _rules(fields: Fields) -> tuple[Mapping[str, Any], ...]:
     return found
 
 
-def _facts(fields: Fields) -> Mapping[str, Any]:
-    found = fields.table("facts")
+def _facts(fields: Fields, key: str) -> Mapping[str, Any]:
+    found = fields.table(key)
     for name, fact in found.items():
-        Fields(fact, f"{fields.where}: facts.{name}")
+        Fields(fact, f"{fields.where}: {key}.{name}")
     return found
 
 
 def _result(fields: Fields) -> Result:
     state = fields.text("state")
     if state not in STATES:
-        raise ReportError(f"{fields.where}: unknown state {state!r}; known: {', '.join(STATES)}")
+        raise ReportError(f"{fields.where}: unknown state {state!r:.60}; known: {', '.join(STATES)}")
     case = fields.text("case")
     return Result(
         case=case,

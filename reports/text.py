@@ -15,10 +15,21 @@ CASE, NAME, KERNEL = "\x01", "\x02", "\x03"
 DASH = "\N{EN DASH}"  # for what is absent
 # One sign per state, so that colour is never the only one.
 SIGNS = {"pass": "P", "expected": "X", "fail": "F", "error": "E", "crash": "C", "timeout": "T", "not-run": "N"}
+UNEXECUTED = "not executed"
 
 _SHOWN = {CASE: "<case>", NAME: "<case>", KERNEL: "<kernel>"}
 # What messages open with: words around a stand-in, up to a colon. The page's script knows the same form.
 _OPENING = re.compile(rf"\A[\w ]*[{CASE}{NAME}{KERNEL}][\w {CASE}{NAME}{KERNEL}]*: *")
+
+
+def labels(states: Sequence[str], here: bool) -> dict[str, str]:
+    """States as the pages of a run spell them: what went as far as it could where nothing is executed is no pass."""
+    return {state: UNEXECUTED if state == "pass" and not here else state for state in states}
+
+
+def signs(here: bool) -> dict[str, str]:
+    """A letter for each state, as the pages of a run show it."""
+    return SIGNS if here else SIGNS | {"pass": "U"}
 
 
 def generalise(text: str, result: Result) -> str:

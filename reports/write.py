@@ -11,7 +11,7 @@ from reports import html, markdown
 from reports.digest import digest
 from reports.fields import ReportError
 from reports.overview import overview
-from reports.records import read_records
+from reports.records import Records, read_records
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
@@ -21,11 +21,15 @@ def write_report(records_path: Path, out_dir: Path) -> list[Path]:
 
     Raises ReportError when the file cannot be read as records or the pages cannot be written.
     """
-    records = read_records(Path(records_path))
+    return write_pages(read_records(Path(records_path)), out_dir)
+
+
+def write_pages(records: Records, out_dir: Path) -> list[Path]:
+    """As `write_report`, of records that were read before."""
     arch = records.run.arch
     if not _FILE_NAME.fullmatch(arch):
         raise ReportError(
-            f"{records_path}:1: arch {arch!r} cannot name a file; use letters, digits, '_', '-' and '.'"
+            f"{records.path}:1: arch {arch!r} cannot name a file; use letters, digits, '_', '-' and '.'"
         )
     summary = digest(records)
     pages = {".html": html.render(records, summary), ".md": markdown.render(records, summary)}
@@ -54,11 +58,13 @@ def write_overview(records_paths: Sequence[Path], out_dir: Path) -> list[Path]:
 
 
 def replace(target: Path, text: str) -> Path:
-    """Write a file in one step and return its path."""
+    """Write a file in one step and return its path. Raises OSError, which names it."""
     part = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
         part.write_text(text, encoding="utf-8", newline="\n")
         os.replace(part, target)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(target)) from None  # and not the name of the part
     finally:
         part.unlink(missing_ok=True)
     return target

@@ -32,7 +32,7 @@ def tries(examples: int = EXAMPLES) -> settings:
 
 def kernels_here(operator: str) -> list[Kernel]:
     return [kernel for kernel in kernels(operator) if DEVICE.type in kernel.devices
-            and not (kernel.requires and kernel.requires(DEVICE.type))]
+            and not kernel.lacks(DEVICE.type)]
 
 
 def every_kernel(operator: str) -> pytest.MarkDecorator:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from conformance import console
+from conformance import console, decorator
 from conformance.case import Case
 from conformance.commands import cli, listing, shapes
 from conformance.operator import Shared
@@ -178,6 +178,26 @@ def test_show_tells_all_about_a_case(capsys):
     assert "FLOPs        40960 " in out  # 2 T K H + T H
 
 
+def test_show_of_a_kernel_that_does_not_say_whether_it_takes_the_case(capsys, tmp_path, monkeypatch):
+    (tmp_path / "silent_kernels.py").write_text(
+        "from conformance import kernel\n"
+        f"@kernel('{OPERATOR}', name='says_true', supports=lambda params: True, requires=lambda device: None)\n"
+        "def first(x, token_topk_to_pos, *, out, **rest): out.zero_()\n"
+        f"@kernel('{OPERATOR}', name='says_nothing', supports=lambda: None, requires=lambda device: 1 / 0)\n"
+        "def second(x, token_topk_to_pos, *, out, **rest): out.zero_()\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(decorator, "_REGISTRY", dict(decorator._REGISTRY))
+    given = "--kernels", "silent_kernels", "--arch", "cpu"
+    code, out, err = run(capsys, "show", TINY, *given, "--sizes", "reduced")
+    assert (code, err) == (0, "")
+    assert "error: supports= of says_true returned True: return None where the case is taken" in out
+    assert "error: requires= of says_nothing raised ZeroDivisionError" in out
+    code, out, err = run(capsys, "repro", TINY, *given)
+    assert code == 0 and "note: on says_true this case ends in an error: supports= of says_true returned True" in err
+    code, out, _ = run(capsys, "list", "--kernels", "silent_kernels")
+    assert code == 0 and "requires= of says_nothing raised ZeroDivisionError" in out
+
+
 def test_show_gives_the_reason_and_source_of_an_edge_family(capsys):
     of = matrix(OPERATOR)
     case = next(case for case in edge_cases() if of.devices(case) == ("cuda",))
@@ -278,6 +298,11 @@ def test_report_of_no_record_file_is_one_line(capsys, tmp_path):
         (("show", f"tests/test_cli.py::{TINY}"), "node id of no case"),
         (("show", TINY, "--kernels", "nobody"), "vectorised"),
         (("list", "--count", "--json"), "not allowed with"),
+        (("repro", TINY, "--kernel", "per_token", "--write", "f.py", "--minimise", "--within", "nan"), "--within nan"),
+        (("repro", TINY, "--kernel", "per_token", "--write", "f.py", "--minimise", "--within", "-1"), "above 0"),
+        (("expectations", "--update", "none.jsonl"), "none.jsonl: cannot be read: No such file"),
+        (("expectations", "--update", "docs"), "docs: a directory without record files"),
+        (("diff", "docs", "docs"), "docs: a directory without record files"),
         (("list", "--coun"), "python -m conformance --help"),
         (("list", "--kernels", ""), "--kernels is empty: give a value, or leave the option out"),
         (("list", "--kernels="), "--kernels is empty"),

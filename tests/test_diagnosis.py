@@ -86,7 +86,8 @@ def test_the_sentence_comes_first_and_the_details_hold_the_figures():
     case = sample(tokens=21, topk=4)
     result = Judge(Settings()).run(case, ZOO["semantic_unweighted"].kernel)
     start = f"{case.id} on semantic_unweighted: the weights are left out (explains 100 % of "
-    assert result.message.startswith(start) and ". run with poison 0: " in result.message
+    assert result.message.startswith(start)
+    assert ". launch 1 (output pre-filled with NaN bytes): " in result.message
     assert result.details is not None
     found = result.details["diagnosis"]
     assert (found["key"], found["explained"], found["wrong"]) == ("weights-missing", 1.0, result.wrong)

@@ -71,6 +71,24 @@ def test_the_same_run_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert {timing.ratio.median for timing in found.timing} == {1}
 
 
+def test_a_directory_stands_for_its_one_record_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        samples.write(tmp_path / name / "cpu.jsonl", content())
+    assert cli.main(["diff", str(tmp_path / "one"), str(tmp_path / "two")]) == 0
+    assert capsys.readouterr().out.endswith(f"{tmp_path / 'two' / 'diff.html'}\n")
+    samples.write(tmp_path / "two" / "sm_90.jsonl", content(arch="sm_90"))
+    assert cli.main(["diff", str(tmp_path / "one"), str(tmp_path / "two")]) == 2
+    assert capsys.readouterr().err == (
+        f"error: {tmp_path / 'two'}: a directory of several record files: name one of cpu.jsonl, sm_90.jsonl\n")
+
+
+def test_a_page_cannot_be_a_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = str(samples.write(tmp_path / "cpu.jsonl", content()))
+    assert cli.main(["diff", one, one, "--out", str(tmp_path)]) == 2
+    assert f"--out {tmp_path}: is a directory; name a page, such as {tmp_path}/diff.html" in capsys.readouterr().err
+
+
 def test_a_new_failure_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     compared(tmp_path, content(), content(first_of("h_tiled", state="fail", kind="budget", message="<b>off</b> by 2")))
     code, said, page = diff(tmp_path, capsys)

@@ -6,7 +6,6 @@ import itertools
 import json
 import math
 import os
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -226,8 +225,8 @@ def test_an_element_that_is_not_written(case: Case) -> None:
     result = judged(filling(unwritten_element), case)
     assert (result.state, result.kind, result.level, result.wrong) == ("fail", "nan-map", None, 1)
     assert result.first["index"] == [3, 5]
-    assert "run with poison 0: 1 of" in result.message
-    assert "1 elements still hold the poison of the output, first at [3, 5]" in result.message
+    assert "launch 1 (output pre-filled with NaN bytes): 1 of" in result.message
+    assert "1 elements still hold what the output was pre-filled with, first at [3, 5]" in result.message
     assert result.message.startswith(f"{case.id} on filler: ")
 
 
@@ -297,7 +296,8 @@ def test_adding_to_what_stood_in_the_output() -> None:
     result = judged(filling(careful))
     assert (result.state, result.kind, result.level) == ("fail", "poison", None)
     assert "depends on what stood in the output, in padding or in rows that no slot refers to" in result.message
-    assert "'run with poison 0' and 'run with poison 1'" in result.message
+    one, two = "launch 1 (output pre-filled with NaN bytes)", "launch 2 (output pre-filled with 0x5a bytes)"
+    assert f"'{one}' and '{two}'" in result.message
 
 
 def test_another_tensor_in_the_place_of_the_output() -> None:
@@ -402,7 +402,7 @@ def test_an_input_that_is_written_in_every_run(change: Callable[[Arguments], Any
 
     result = judged(filling(body), sample(tokens=9, topk=8, data="real"))
     assert (result.state, result.kind, result.level) == ("fail", "input-changed", None)
-    assert "run with poison 0: wrote to its input " in result.message
+    assert "launch 1 (output pre-filled with NaN bytes): wrote to its input " in result.message
 
 
 def test_positions_sorted_in_place_without_effect_on_the_result() -> None:
@@ -635,7 +635,7 @@ def test_a_result_that_is_missing_when_it_is_asked_for_again() -> None:
 def test_a_wrong_form(body: Callable[[Arguments, torch.dtype], Any], message: str) -> None:
     result = judged(returning(body))
     assert (result.state, result.kind, result.level) == ("fail", "form", None)
-    assert f"run with poison 0: {message}" in result.message
+    assert f"launch 1 (output pre-filled with NaN bytes): {message}" in result.message
 
 
 def test_a_bf16_accumulator_and_a_truncating_cast() -> None:
@@ -730,15 +730,36 @@ def test_a_parameter_that_a_kernel_lacks() -> None:
     assert "kernel lacks has no parameter 'x_sf'" in result.message
 
 
-@pytest.mark.parametrize(("supports", "words"), [
-    (lambda params: params["dtype"], "supports= of filler asks for parameter 'dtype', which"),
-    (lambda params: True, "supports= of filler returned True for"),
-    (lambda params: False, "return None where the case is taken, else the reason in words"),
+def _refuses_by_exception(params: Any) -> str | None:
+    raise NotSupported("topk above 4")
+
+
+@pytest.mark.parametrize(("options", "words"), [
+    ({"supports": lambda params: params["dtype"]}, "supports= of filler asks for parameter 'dtype', which the case"),
+    ({"supports": lambda params: True}, "supports= of filler returned True: return None where the case is taken"),
+    ({"supports": lambda: None}, "supports= of filler raised TypeError: "),
+    ({"supports": lambda params: int("a\nb")}, r"raised ValueError: invalid literal for int() with base 10: 'a\nb'"),
+    ({"requires": lambda device: False}, "requires= of filler returned False: return None where it can run"),
+    ({"requires": lambda device: 1 / 0}, "requires= of filler raised ZeroDivisionError: division by zero"),
+    ({"repeatable": lambda params: params["bits"]}, "repeatable= of filler asks for parameter 'bits'"),
+    ({"repeatable": lambda params: "yes"}, "repeatable= of filler returned 'yes': return True or False"),
 ])
-def test_supports_that_gives_no_answer_is_told_so(supports: Any, words: str) -> None:
-    kernel = replace(filling(lambda *given: None), supports=supports)
-    with pytest.raises(TypeError, match=re.escape(words)):
-        refusal(sample(), kernel)
+def test_a_declared_function_that_gives_no_answer_is_the_kernels_error(options: dict[str, Any], words: str) -> None:
+    calls = itertools.count()
+
+    def nearly_right(given: Arguments, out: Tensor) -> None:
+        fill_right(given, out)
+        out.mul_(1 + next(calls) * 2.0**-22)  # other bits the second time: asks whether it repeats them
+
+    result = judged(filling(nearly_right, **options))
+    assert (result.state, result.kind) == ("error", "exception")
+    assert result.message.startswith(f"{PLAIN.id} on filler: ") and words in result.message
+    assert "\n" not in result.message
+
+
+def test_supports_may_refuse_as_a_kernel_does() -> None:
+    kernel = replace(filling(fill_right), supports=_refuses_by_exception)
+    assert refusal(sample(), kernel) == "not supported by filler: topk above 4"
 
 
 @pytest.mark.parametrize("layout", ["strided", "unaligned", "offset", "strided_all", "column_major"])
@@ -861,7 +882,7 @@ def test_configurations_may_differ_from_one_another_and_the_weakest_counts() -> 
     assert result.path == "golden"  # the path is that of the kernel's own choice
     exact = judged(subject(configured, "bit-exact", configs=("golden", "up")), case)
     assert (exact.state, exact.kind) == ("fail", "bits")
-    assert "configuration up, poison 0" in exact.message
+    assert "configuration up, launch 1 (output pre-filled with NaN bytes)" in exact.message
     assert judged(subject(configured, "bit-exact", configs=("golden",)), case).level == "bit-exact"
 
 
@@ -875,7 +896,7 @@ def test_a_configuration_that_is_not_repeatable() -> None:
     case = sample(tokens=9, topk=8, launch="configs", routing="shuffled")
     result = judged(subject(configured, configs=("a", "b")), case)
     assert (result.state, result.kind) == ("fail", "repeat")
-    assert "'configuration b, poison 0' and 'configuration b, poison 1'" in result.message
+    assert "'configuration b, launch 1 (output pre-filled with NaN bytes)' and 'configuration b, l" in result.message
 
 
 def test_an_unknown_way_to_launch() -> None:
@@ -1066,7 +1087,7 @@ def test_inputs_of_any_size_are_looked_at_under_both_poisons() -> None:
 
     result = judged(filling(body), sample(tokens=3, topk=2, hidden=1024, routing="sparse"))
     assert (result.state, result.kind) == ("fail", "input-changed")
-    assert "run with poison 0: wrote to its input x" in result.message
+    assert "launch 1 (output pre-filled with NaN bytes): wrote to its input x" in result.message
 
 
 def test_right_elements_that_look_like_poison_are_not_called_unwritten() -> None:

@@ -130,11 +130,32 @@ def test_defaults() -> None:
     ({"promise": "bitexact"}, "unknown promise 'bitexact'. Did you mean 'bit-exact'? Known: bit-exact, publ"),
     ({"suports": None}, "unknown option of @kernel 'suports'. Did you mean 'supports'?"),
     ({"devices": ("cpu", "gpu")}, "unknown device of @kernel 'gpu'"),
+    ({"devices": "cpu"}, "@kernel: devices='cpu' is not a tuple of strings, as in devices=('cpu',)"),
+    ({"native": "fast"}, "@kernel: native='fast' is not a tuple of strings"),
+    ({"configs": (1,)}, "@kernel: configs=(1,) is not a tuple of strings"),
+    ({"supports": "no"}, "@kernel: supports='no' is not a function or None"),
+    ({"repeatable": "yes"}, "@kernel: repeatable='yes' is not True, False, or a function of the case's parameters"),
+    ({"strided": 1}, "@kernel: strided=1 is not True or False"),
+    ({"about": 5}, "@kernel: about=5 is not a string"),
+    ({"role": ["x"]}, "@kernel: role=['x'] is not a string"),
+    ({"promise": 5}, "unknown promise '5'"),
+    ({"name": "a[b]::c"}, "@kernel: 'a[b]::c' is no name for a kernel: give name= letters, digits, _ . + -"),
+    ({"name": ""}, "@kernel: '' is no name for a kernel"),
+    ({"name": 5}, "@kernel: 5 is no name for a kernel"),
 ])
 def test_a_wrong_option(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConformanceError) as raised:
         kernel(NAME, **options)(filled)
     assert message in str(raised.value)
+
+
+def test_lists_are_taken_as_tuples() -> None:
+    assert kernel(NAME, name="listed", devices=["cpu"])(filled).devices == ("cpu",)
+
+
+def test_a_lambda_needs_a_name() -> None:
+    with pytest.raises(ConformanceError, match="'<lambda>' is no name for a kernel: give name="):
+        kernel(NAME)(lambda x: x)
 
 
 def test_configurations_need_a_parameter_to_force_one() -> None:
@@ -294,7 +315,10 @@ def test_kernels_of_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(("text", "message"), [
     ("", "module odd_module defines no kernel: decorate a function with @conformance.kernel"),
     ("import no_such_package\n", "kernel module odd_module cannot be imported: ModuleNotFoundError: No module named"),
-    ("1 / 0\n", "kernel module odd_module cannot be imported: ZeroDivisionError: division by zero"),
+    ("1 / 0\n", "kernel module odd_module cannot be imported: ZeroDivisionError: division by zero (odd_module.py"),
+    ("raise BaseException('a\\nb')\n", "kernel module odd_module cannot be imported: BaseException: a b (odd_module"),
+    ("@kernel\ndef k(out):\n    pass\n", "@kernel needs its operator, as in @kernel('OPERATOR'); it was given 'k' ("),
+    ('kernel("moe_sorting")(3)\n', "@kernel('moe_sorting') decorates a function, not 3 (odd_module.py, line "),
     (DEFINITION.format("moe_reduce_fusd", "k"),
      "unknown operator of kernel k in odd_module: 'moe_reduce_fusd'. Did you mean 'moe_reduce_fused'?"),
     ('@kernel("moe_reduce_fused", promise="best")\ndef k(out):\n    pass\n', "unknown promise 'best'"),

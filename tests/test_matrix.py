@@ -344,6 +344,7 @@ def test_a_tier_by_way_of_another(tmp_path: Path) -> None:
     (TIER + EDGE + "devices = [3]\n", "edge family 'F': key 'devices' must be a list of names, is [3]"),
     (TIER + EDGE + "devices = []\n", "edge family 'F': key 'devices' must not be empty"),
     (TIER + EDGE.replace('"a#1"', '""'), "edge family 'F': key 'source' must not be empty"),
+    (f"group = {['a' * 300] * 2}\n{TIER}", f"a name stands twice in ['{'a' * 198}"),
     (TIER + EDGE + EDGE, "edge family 'F': two edge families have this name"),
     (TIER + EDGE.replace('source = "a#1"\n', ""), "edge family 'F': key 'source' is missing"),
     (TIER + EDGE.replace('family = "F"\n', ""), "edge family 0: key 'family' is missing"),

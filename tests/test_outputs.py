@@ -156,7 +156,7 @@ def test_each_output_has_bands_and_poison() -> None:
 
     found = judged(kernel(one_left))
     assert (found.kind, found.first["output"], found.wrong) == ("exact", "ids", 1)
-    assert "1 elements still hold the poison of the output, first at [0]" in found.message
+    assert "1 elements still hold what the output was pre-filled with, first at [0]" in found.message
 
 
 def test_a_nan_in_one_output_and_what_else_is_wrong() -> None:
@@ -184,7 +184,7 @@ def test_what_differs_between_runs_names_the_output() -> None:
 
     found = judged(filling(every_other))
     assert (found.state, found.kind) == ("fail", "repeat")
-    assert "ids of the result is not repeatable: 1 elements differ between 'run with poison 0' and" in found.message
+    assert "ids of the result is not repeatable: 1 elements differ between 'launch 1 (" in found.message
     assert found.first["output"] == "ids"
 
 

@@ -70,10 +70,23 @@ def test_a_page_without_execution_never_says_pass(tmp_path: Path) -> None:
     assert "went as far as it can without gfx942" in said
     markdown = (tmp_path / "out" / "gfx942.md").read_text(encoding="utf-8")
     assert markdown.startswith("## NOT EXECUTED: nothing was executed")
+    assert "| planned | not executed | expected |" in markdown and "| tier | not executed | expected |" in markdown
+    assert "promised reached U not executed X expected F fail" in said
+    assert not re.search(r"\bpass(ed)?\b", said + markdown)
+
+
+def test_a_figure_of_an_edited_file_that_is_no_number_is_shown_as_it_is(tmp_path: Path) -> None:
+    def edited(line: samples.Line, number: int) -> None:
+        lowered(line, number)
+        if line.get("resources"):
+            line["resources"] = {**CODE, "shared_bytes": "many"}
+
+    assert "many / 65536" in text(page(tmp_path, absent(edited)))
 
 
 def test_an_executed_page_says_pass(tmp_path: Path) -> None:
-    assert text(page(tmp_path, executed())).startswith("PASS ")
+    said = text(page(tmp_path, executed()))
+    assert said.startswith("PASS ") and "promised reached P pass X expected F fail" in said
 
 
 def test_nothing_executed_where_the_device_is_fails(tmp_path: Path) -> None:
@@ -87,7 +100,8 @@ def test_nothing_executed_where_the_device_is_fails(tmp_path: Path) -> None:
 def test_rules_facts_and_resources_are_shown(tmp_path: Path) -> None:
     said = text(page(tmp_path, absent()))
     for words in ("fallback = h_tiled/bits", "8-bit floats are FNUZ", "fp8=ocp", "4064", RULE["where"],
-                  "h_tiled[block_h:1024]", "2048 / 65536", "256 / unknown", "71", "no pk_bf16, pk_f16", "24 pass"):
+                  "h_tiled[block_h:1024]", "2048 / 65536", "256 / unknown", "71", "no pk_bf16, pk_f16",
+                  "24 not executed"):
         assert words in said, words
 
 
@@ -216,6 +230,8 @@ def test_a_directory_stands_for_its_record_files(tmp_path: Path, capsys: pytest.
     (tmp_path / "gfx942.jsonl").unlink()
     assert cli.main(["report", str(tmp_path)]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 2  # of one run no overview
+    assert cli.main(["report", str(tmp_path), str(tmp_path / "cpu.jsonl")]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2  # nor of one that is named twice
     (tmp_path / "notes.jsonl").write_text("{}\n")
     assert cli.main(["report", str(tmp_path)]) == 2
     said = capsys.readouterr().err

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from conformance import environment
+from conformance.cases import options
 from conformance.commands import cli, lookup, repro
 from conformance.errors import ConformanceError
 from conformance.launching.snapshot import checksum
@@ -279,4 +280,4 @@ def test_inputs_are_not_built_where_that_is_slow_or_impossible(own_kernels):
 def test_several_architectures_are_refused(monkeypatch, capsys):
     monkeypatch.setattr(repro, "settings_of", lambda _: [Settings("cuda", "official", "sm_90"), Settings()])
     with pytest.raises(ConformanceError, match="one architecture"):
-        repro.repro(TINY, cli._select(cli._parser().parse_args(["repro", TINY])), "vectorised", None)
+        repro.repro(TINY, options.selected(cli._parser().parse_args(["repro", TINY])), "vectorised", None)

@@ -229,6 +229,7 @@ def test_several_architectures_from_their_directory(tmp_path: Path) -> None:
     ("[1, 2]\n", r"r.jsonl:1: no line of a record file: it must be an object with a 'type', is \[1, 2\]"),
     ("3\n", "it must be an object with a 'type', is 3"), ("null", "with a 'type', is null"),
     ('{"type": [1]}\n', "it must be an object with a 'type'"),
+    ('{"type":"run","schema":2,"archs":{}}\n', "r.jsonl:1: schema 2 is not the 1 that this version reads"),
     ('{"type":"run","schema":1}\n', "r.jsonl:1: no line of a record file: 'arch' is missing"),
     ('{"type":"run","schema":1,"arch":["cpu"]}\n', r"'arch' is \[\"cpu\"\], of a wrong type"),
     ('{"type":"run","schema":1,"arch":"cpu","planned":{"k":"x"}}\n', "'planned' must be numbers of results"),
@@ -240,6 +241,8 @@ def test_several_architectures_from_their_directory(tmp_path: Path) -> None:
      "r.jsonl:2: .*'state' is missing"),
     ('{"type":"run","schema":1,"arch":"cpu"}\n{"type":"result","case":"a","kernel":"k","state":"pass","message":""}\n',
      "r.jsonl:2: .*'lane' is missing"),
+    ('{"type":"run","schema":1,"arch":"cpu"}\n{"type":"result","case":"a","kernel":"k","state":"pass","lane":"route",'
+     '"message":"","seconds":1' + "0" * 400 + '}\n', "r.jsonl:2: .*'seconds' is 1000.*, no number of seconds"),
     ('{"type":"run","schema":1,"arch":"sm_90"}\n', "holds results of sm_90, and this run is on cpu"),
 ])
 def test_what_cannot_be_resumed_is_one_clear_error(tmp_path: Path, content: str | None, words: str) -> None:

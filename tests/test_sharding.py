@@ -143,6 +143,10 @@ def test_shards_become_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "joined from 3 shards, whose union is the plan; the 2 results that each of them repeated agree" in page
 
 
+def test_directories_stand_for_the_shards_in_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert merged(capsys, *(path.parent for path in shards(tmp_path)), "--out", tmp_path / "all")[0] == 0
+
+
 def edit(member: str, value: Any, case: str = "o/i:2") -> Any:
     def change(line: dict[str, Any]) -> None:
         if line["case"] == case:
@@ -243,12 +247,29 @@ def test_missing_doubled_and_foreign_shards(tmp_path: Path, capsys: pytest.Captu
         whole.write_text(content, encoding="utf-8")
         code, said = merged(capsys, two, whole)
         assert code == 2 and words in said
-    code, said = merged(capsys, one, tmp_path)
-    assert code == 2 and "cannot be read: Is a directory" in said
+    (tmp_path / "empty").mkdir()
+    code, said = merged(capsys, one, tmp_path / "empty")
+    assert code == 2 and "empty: a directory without record files" in said
     code, said = merged(capsys, one, two, three, "--out", one.parent)
     assert code == 2 and "would be overwritten" in said
     code, said = merged(capsys, one, two, three, "--allow", "devise")
     assert code == 2 and "Did you mean 'device'?" in said
+
+
+@pytest.mark.parametrize("edited", [
+    {"index": 4}, {"count": 0}, {"index": True}, {"identity": [3]}, {"identity": [["o/i:1"]]}, {"loose": [[1, 2]]},
+    {"whole": {"planned": ["k"]}}, {"whole": {"planned": {"k": "2"}}}, {"whole": {"kernels": {"k": 1}}},
+])
+def test_an_edited_shard_is_one_line(
+    edited: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = shards(tmp_path)
+    line, *others = read_lines(paths[0])
+    line["shard"] |= edited
+    paths[0].write_text("".join(json.dumps(one) + "\n" for one in (line, *others)), encoding="utf-8")
+    assert merged(capsys, *paths, "--out", tmp_path / "all") == (
+        2, f"error: {paths[0]}: its first line is not as a run writes it; was the file edited?\n")
+    assert not (tmp_path / "all").exists()
 
 
 # ---- for real -------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from conformance.cases.options import Selection
 from conformance.cases.rounds import Round
 from conformance.errors import ConformanceError
 from conformance.zoo import runs
+from conformance.zoo.scope import NAME, claimed
 
 
 def test_records_of_another_architecture_in_the_same_folder_are_no_records_of_the_run(tmp_path, monkeypatch):
@@ -51,3 +53,44 @@ def test_a_folder_that_cannot_be_written_to_is_one_line(tmp_path):
         (tmp_path / "cpu.jsonl" / "file").touch()
         with pytest.raises(ConformanceError, match="cannot be written to"):
             runs.run(["moe_reduction"], Selection(archs=("cpu",)), folder, Round(), "a")
+
+
+SCOPE = {"operators": ["moe_sorting"], "tiers": ["smoke"], "data": "real", "sizes": "usual", "arch": "cpu",
+         "complete": False}
+
+
+def test_a_folder_holds_the_zoo_of_one_scope(tmp_path):
+    with claimed(tmp_path, SCOPE, replaces=False):
+        for name in ("round-2", "moe_sorting", "mine"):
+            (tmp_path / name).mkdir()
+    other = SCOPE | {"operators": ["moe_reduction"], "tiers": ["smoke", "edge"]}
+    words = "holds another zoo (operators moe_sorting there, moe_reduction here, tiers smoke there, smoke+edge here)"
+    with pytest.raises(ConformanceError, match=re.escape(f"--out {tmp_path}: {words}: name another folder")), \
+            claimed(tmp_path, other, replaces=False):
+        raise AssertionError("it was refused")
+    assert (tmp_path / "round-2").exists()
+    with claimed(tmp_path, SCOPE, replaces=False):  # the same again: nothing of the earlier one is left
+        assert {path.name for path in tmp_path.iterdir()} == {NAME, "mine"}
+        (tmp_path / "moe_sorting").mkdir()
+    with claimed(tmp_path, other, replaces=True):  # as in reports/zoo
+        assert {path.name for path in tmp_path.iterdir()} == {NAME, "mine"}
+        with pytest.raises(ConformanceError, match=r"another run is writing .*give --out=DIR"), \
+                claimed(tmp_path, other, replaces=True):
+            raise AssertionError("two zoos at once")
+
+
+@pytest.mark.parametrize("content", ["garbage", "[1]", '{"operators": ["../mine"]}', "\x00"])
+def test_what_is_no_zoos_folder_is_refused_and_nothing_else_is_deleted(content, tmp_path):
+    (tmp_path / "mine").mkdir()
+    folder = tmp_path / "zoo"
+    folder.mkdir()
+    (folder / NAME).write_text(content)
+    with pytest.raises(ConformanceError, match="holds another zoo"), claimed(folder, SCOPE, replaces=False):
+        raise AssertionError("it was refused")
+    with claimed(folder, SCOPE, replaces=True):
+        assert (tmp_path / "mine").exists()
+
+
+def test_an_error_of_the_zoo_itself_passes_through(tmp_path):
+    with pytest.raises(BrokenPipeError), claimed(tmp_path, SCOPE, replaces=False):
+        raise BrokenPipeError

@@ -56,14 +56,14 @@ def words(values: Any, axis: str, where: str) -> list[str]:
         raise ConformanceError(f"{where}: axis {axis!r} has no values, which would make the tier empty")
     for item in items:
         if isinstance(item, bool) or not isinstance(item, (str, int)):
-            raise ConformanceError(f"{where}: axis {axis!r}: value {item!r} must be a string or an integer")
+            raise ConformanceError(f"{where}: axis {axis!r}: value {item!r:.200} must be a string or an integer")
         if isinstance(item, int):
             check_size(item, f"{where}: axis {axis!r}")
         if not _VALUE.fullmatch(str(item)) or not _KEY.fullmatch(axis):
             raise ConformanceError(f"{where}: axis {axis!r}: no case id can hold {axis}:{item}")
     texts = [str(item) for item in items]
     if len(set(texts)) != len(texts):
-        raise ConformanceError(f"{where}: axis {axis!r}: a value stands twice in {items}")
+        raise ConformanceError(f"{where}: axis {axis!r}: a value stands twice in {items!s:.200}")
     return texts
 
 
@@ -71,11 +71,11 @@ def check_blocks(table: Mapping[str, Any], where: str) -> None:
     """Check the form of the blocks that a table expands. Raises ConformanceError."""
     blocks = table.get("expand", [{"": ""}])
     if not blocks or not all(isinstance(block, dict) and block.keys() - {REQUIRE} for block in blocks):
-        raise ConformanceError(f"{where}: key 'expand' must list tables of axes, is {blocks!r}")
+        raise ConformanceError(f"{where}: key 'expand' must list tables of axes, is {blocks!r:.200}")
     for block in blocks:
         rules = block.get(REQUIRE, [[]])
         if not isinstance(rules, list) or not rules:
-            raise ConformanceError(f"{where}: key {REQUIRE!r} must list [axis, 'divides', axis], is {rules!r}")
+            raise ConformanceError(f"{where}: key {REQUIRE!r} must list [axis, 'divides', axis], is {rules!r:.200}")
 
 
 def check_number(table: Mapping[str, Any], key: str, there: int, where: str) -> None:

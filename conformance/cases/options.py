@@ -141,6 +141,11 @@ def select(get: Callable[[str], Any]) -> Selection:
     )
 
 
+def selected(args: Any) -> Selection:
+    """`select` of what argparse has read; options that a subcommand lacks count as not given."""
+    return select(lambda dest: getattr(args, dest, None))
+
+
 def _rules(text: str | None) -> tuple[Expectation, ...]:
     if text is None:
         return ()

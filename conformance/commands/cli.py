@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from conformance.cases import options
-from conformance.cases.options import Selection
 from conformance.commands import bench as bench_commands
 from conformance.commands import records as record_commands
+from conformance.commands import upkeep as upkeep_commands
 from conformance.errors import ConformanceError
 from conformance.registry import ROOT, kernels, matrices, put_checkout_first
 
@@ -58,18 +58,6 @@ Prints every rule of expectation (matrices/archs/*.toml, --expectations FILE) wi
 what is wrong with them: stale, ambiguous, past their end. --update RECORDS prints a unified diff that would make the
 rules agree with a run, to be read and applied by a person: it removes and narrows, and never widens. Exit code 1 when
 something is wrong with the rules, or when there is something to change.
-"""
-
-_ZOO = """\
-Runs tiers (default: smoke,edge) on kernels that are wrong on purpose and on their right twins, through pytest: each
-mutant on a few cases that differ most, and on all others while it is alive; twins on all. Prints which check kills
-which mutant and, last, "killed N/N". Records, logs, kill matrices (JSON) and their pages go below --out. With --arch of
-an architecture that is not here, compiled mutants and twins are lowered and assembled for it: "assembled N/N, not run".
-"""
-
-_PIN = """\
-Writes references/pins/OPERATOR.json: digests of the reference outputs of the smoke cases. A run in which one of them
-comes out otherwise reports "oracle changed" and fails. Needed after a change of reference, inputs or smoke cases.
 """
 
 
@@ -165,28 +153,14 @@ def _parser() -> argparse.ArgumentParser:
         rules, but=("--tier", "--sizes", "--data", "--case"), arch="architectures (default: all that have a table)",
         kernels="kernels beside this checkout's, by module, that rules may be about")
 
-    pin = add("pin", "accept the reference outputs as they are now", _pin, _PIN)
-    options.add_to_argparse(pin, but=tuple(o.flag for o in options.OPTIONS if o.flag != "--operator"))
-
-    zoo = add("zoo", "prove that the suite sees faults: run the mutants", _zoo, _ZOO)
-    zoo.add_argument("--out", metavar="DIR", type=Path, help="where everything goes (default: reports/zoo)")
-    zoo.add_argument("--complete", action="store_true", help="every mutant on every case, killed or not")
-    options.add_to_argparse(zoo, but=("--kernels", "--case", "--expectations"),
-                            operator="only the mutants of this operator (several: comma-separated; default: all)",
-                            tier="tiers to run (default: smoke,edge)",
-                            arch="one architecture (default: the GPU here, if any, else cpu)")
+    upkeep_commands.add_to(add)
     return parser
-
-
-def _select(args: argparse.Namespace) -> Selection:
-    """The shared options; those that a subcommand lacks count as not given."""
-    return options.select(lambda dest: getattr(args, dest, None))
 
 
 def _list(args: argparse.Namespace) -> int:
     from conformance.commands import listing
 
-    selection = _select(args)
+    selection = options.selected(args)
     if selection.kernels:  # a wrong name is an error even where only cases are printed
         for of in selection.matrices():
             kernels(of.operator, selection.kernels)
@@ -215,41 +189,26 @@ def _show(args: argparse.Namespace) -> int:
         return OK
     from conformance.commands.show import show
 
-    show(args.case, _select(args))
+    show(args.case, options.selected(args))
     return OK
 
 
 def _repro(args: argparse.Namespace) -> int:
     from conformance.commands.repro import repro
 
-    repro(args.case, _select(args), args.kernel, args.write, args.within if args.minimise else None)
+    repro(args.case, options.selected(args), args.kernel, args.write, args.within if args.minimise else None)
     return OK
 
 
 def _expectations(args: argparse.Namespace) -> int:
     from conformance.commands import expectations
 
-    selection = _select(args)
+    selection = options.selected(args)
     if args.rule_set:
         return OK if expectations.print_rule_set(args.rule_set, selection.archs) else FAILED
     if args.update:
-        return OK if expectations.print_update(args.update, selection) else FAILED
+        return OK if expectations.print_update(record_commands.record_file(args.update), selection) else FAILED
     return OK if expectations.print_rules(selection) else FAILED
-
-
-def _pin(args: argparse.Namespace) -> int:
-    from conformance.judging.pins import pin
-
-    for of in _select(args).matrices():
-        path, count, changed = pin(of.operator)
-        print(f"{path}: {count} cases, {changed} of them changed")
-    return OK
-
-
-def _zoo(args: argparse.Namespace) -> int:
-    from conformance.commands.zoo import zoo
-
-    return OK if zoo(_select(args), args.out, args.complete) else FAILED
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from conformance.cases.matrix import EDGE, Matrix
 from conformance.cases.options import Selection
 from conformance.console import print_table
 from conformance.environment import archs_here, chosen_archs
-from conformance.errors import ConformanceError
+from conformance.errors import ConformanceError, NoAnswer
 from conformance.kernel import Kernel
 from conformance.registry import arch as table_of
 from conformance.registry import kernels, operator
@@ -147,7 +147,10 @@ def _here(kernel: Kernel) -> str:
     remarks = []
     for arch, device in archs_here().items():
         reason = f"runs on {', '.join(kernel.devices)}" if device not in kernel.devices else None
-        reason = reason or (kernel.requires(device) if kernel.requires else None)
+        try:
+            reason = reason or kernel.lacks(device)
+        except NoAnswer as error:
+            reason = str(error)
         remarks.append(f"not on {arch}: {reason}" if reason else f"on {arch}")
     return "; ".join(remarks)
 

@@ -52,13 +52,14 @@ def add_to(add: Callable[[str, str, Callable[[argparse.Namespace], int], str], a
     report.add_argument("--out", metavar="DIR", type=Path, help="where the pages go (default: beside the first)")
 
     merge = add("merge", "one run from the records of all its shards", _merge, _MERGE)
-    merge.add_argument("records", metavar="SHARD", type=Path, nargs="+", help="record files of 'pytest --shard I/N'")
+    merge.add_argument("records", metavar="SHARD", type=Path, nargs="+",
+                       help="record files of 'pytest --shard I/N', or directories of them")
     merge.add_argument("--out", metavar="DIR", type=Path, help="where records and pages go (default: reports)")
     merge.add_argument("--allow", metavar="NAME[,NAME]", help="facts that may differ, as device,driver")
 
     diff = add("diff", "two runs side by side: what failed anew, was lost, changed", _diff, _DIFF)
-    diff.add_argument("first", metavar="A", type=Path, help="record file of the run to compare with")
-    diff.add_argument("second", metavar="B", type=Path, help="record file of the run in question")
+    diff.add_argument("first", metavar="A", type=Path, help="record file of the run to compare with, or its directory")
+    diff.add_argument("second", metavar="B", type=Path, help="record file of the run in question, or its directory")
     diff.add_argument("--drift", metavar="X", type=float, default=DRIFT,
                       help=f"list budget fractions that moved by more than this (default {DRIFT:g})")
     diff.add_argument("--out", metavar="FILE", type=Path, help="where the page goes (default: diff.html beside B)")
@@ -108,9 +109,18 @@ def record_files(place: Path) -> list[Path]:
     return found
 
 
+def record_file(place: Path) -> Path:
+    """The one record file that a path names. Raises ConformanceError for a directory with none or several."""
+    found = record_files(place)
+    if len(found) > 1:
+        raise ConformanceError(f"{place}: a directory of several record files: name one of "
+                               f"{', '.join(path.name for path in found)}")
+    return found[0]
+
+
 def _report(args: argparse.Namespace) -> int:
     reports = reports_folder()
-    files = [path for place in args.records for path in record_files(place)]
+    files = list(dict.fromkeys(path for place in args.records for path in record_files(place)))
     try:
         read = {path: reports.read_records(path) for path in files}
     except reports.ReportError as error:
@@ -130,7 +140,7 @@ def _report(args: argparse.Namespace) -> int:
 
 
 def _merge(args: argparse.Namespace) -> int:
-    return _joined(args.records, args.out, args.allow)
+    return _joined([path for place in args.records for path in record_files(place)], args.out, args.allow)
 
 
 def _fleet(args: argparse.Namespace) -> int:
@@ -165,9 +175,12 @@ def _diff(args: argparse.Namespace) -> int:
         raise ConformanceError(f"--drift {args.drift:g}: give a change of the budget fraction, 0 or more, as in 0.05")
     reports = reports_folder()
     try:
-        found = reports.compare(reports.read_records(args.first), reports.read_records(args.second), args.drift)
-        target = args.out or args.second.parent / "diff.html"
-        if any(target.exists() and target.samefile(path) for path in (args.first, args.second)):
+        first, second = record_file(args.first), record_file(args.second)
+        found = reports.compare(reports.read_records(first), reports.read_records(second), args.drift)
+        target = args.out or second.parent / "diff.html"
+        if target.is_dir():
+            raise ConformanceError(f"--out {target}: is a directory; name a page, such as {target / 'diff.html'}")
+        if any(target.exists() and target.samefile(path) for path in (first, second)):
             raise ConformanceError(f"--out {target}: is one of the record files; name a page, such as diff.html")
         page = reports.write_diff(found, target)
     except reports.ReportError as error:

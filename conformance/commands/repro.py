@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ from conformance.case import Case
 from conformance.cases.options import Selection
 from conformance.commands.lookup import find_case, find_kernels, pytest_line, settings_of
 from conformance.environment import ABSENT
-from conformance.errors import ConformanceError
+from conformance.errors import ConformanceError, NoAnswer
 from conformance.judging.judge import torch_device
 from conformance.kernel import Kernel
 from conformance.launching.snapshot import checksum
@@ -40,6 +41,8 @@ def repro(text: str, selection: Selection, kernel_name: str | None, target: Path
     if len(runs) != 1:
         raise ConformanceError(f"repro takes one architecture, not {len(runs)}: --arch {runs[0].arch}")
     settings = runs[0]
+    if shrink_for is not None and not (math.isfinite(shrink_for) and shrink_for > 0):
+        raise ConformanceError(f"--within {shrink_for:g}: give seconds above 0, as in --within 60")
     if shrink_for is not None and target is None:
         raise ConformanceError("--minimise needs --write FILE: the smallest case stands in no tier")
     if target is not None:
@@ -55,8 +58,13 @@ def repro(text: str, selection: Selection, kernel_name: str | None, target: Path
         print(f"wrote {target}: run it with 'python {target}'", file=sys.stderr)
     print(pytest_line(wanted.case, chosen, settings))
     for kernel in chosen:
-        if settings.device != ABSENT and (reason := why_not_run(wanted.case, kernel, settings)):
-            print(f"note: {kernel.name} does not run this case here: {reason}", file=sys.stderr)
+        try:
+            reason = None if settings.device == ABSENT else why_not_run(wanted.case, kernel, settings)
+            remark = f"{kernel.name} does not run this case here: {reason}" if reason else ""
+        except NoAnswer as error:
+            remark = f"on {kernel.name} this case ends in an error: {error}"
+        if remark:
+            print(f"note: {remark}", file=sys.stderr)
 
 
 def _write_smallest(target: Path, case: Case, kernel: Kernel, settings: Settings, seconds: float) -> None:
@@ -142,7 +150,10 @@ def _checksums(case: Case, kernel: Kernel, settings: Settings) -> dict[str, int]
     """Sums of the inputs, by which the file can tell that it rebuilt the same ones; None where building them now
     would be slow (official sizes without a GPU) or the case does not run here."""
     slow = settings.device == "cpu" and settings.sizes == "official"
-    if slow or why_not_run(case, kernel, settings):
+    try:
+        if slow or why_not_run(case, kernel, settings):
+            return None
+    except NoAnswer:  # the file shows it
         return None
     with torch.no_grad():
         call = operator(case.operator).inputs(case, settings.sizes, torch_device(settings), Shared())

@@ -15,6 +15,7 @@ from conformance.commands.lookup import find_case, find_kernels, pytest_line, se
 from conformance.commands.shapes import call_form
 from conformance.console import amount, print_fields, print_table
 from conformance.environment import ABSENT, archs_here
+from conformance.errors import NoAnswer
 from conformance.formats import format_of
 from conformance.kernel import Kernel
 from conformance.lanes.take import would_take
@@ -73,9 +74,14 @@ def _print_kernels(
         if settings.device == ABSENT:
             rows += [(k.name, settings.arch, k.promise, would_take(case, k, table_of(settings.arch))) for k in chosen]
             continue
-        reasons = [(kernel, why_not_run(case, kernel, settings)) for kernel in chosen]
-        rows += [(k.name, settings.arch, k.promise, f"not run: {why}" if why else "takes it") for k, why in reasons]
-        takes += [(settings, kernel) for kernel, why in reasons if why is None]
+        for kernel in chosen:
+            try:
+                why = why_not_run(case, kernel, settings)
+                answer = f"not run: {why}" if why else "takes it"
+                takes += [] if why else [(settings, kernel)]
+            except NoAnswer as error:
+                answer = f"error: {error}"
+            rows.append((kernel.name, settings.arch, kernel.promise, answer))
     print_table(("kernel", "on", "promises", "this case"), rows)
     return takes
 

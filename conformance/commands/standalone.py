@@ -45,6 +45,7 @@ def run(options: argparse.Namespace) -> int:
     import torch
 
     from conformance.case import parse_case
+    from conformance.errors import NoAnswer
     from conformance.judging.judge import Judge, torch_device
     from conformance.launching.guards import Buffers
     from conformance.launching.launch import Launched
@@ -63,7 +64,11 @@ def run(options: argparse.Namespace) -> int:
     arch = ARCH if options.device == DEVICE else options.device
     settings = Settings(options.device, options.sizes, arch)
     print(f"{CASE}\non {KERNEL} ({kernel.module}), {settings.sizes} sizes, {settings.device}")
-    reason = why_not_run(case, kernel, settings)
+    try:
+        reason = why_not_run(case, kernel, settings)
+    except NoAnswer as error:
+        print(f"the kernel does not say whether it takes the case: {error}")
+        return 1
     if reason is None and options.device == "cuda" and not torch.cuda.is_available():
         reason = "torch sees no GPU here (--device cpu runs on the CPU)"
     if reason:

@@ -23,15 +23,16 @@ from conformance.registry import MUTANTS, ROOT, kernels, matrix
 from conformance.zoo.assembled import assembled
 from conformance.zoo.kill_matrix import KillMatrix, Row, collect, matrix_of
 from conformance.zoo.runs import run
+from conformance.zoo.scope import claimed
 
 TIERS = ("smoke", "edge")
 
 
-def zoo(selection: Selection, out: Path | None, complete: bool = False) -> bool:
+def zoo(selection: Selection, given: Path | None, complete: bool = False) -> bool:
     """Run, print the kill tables, last "killed N/N"; True when all mutants are killed and no control is flagged.
 
     complete: every mutant on every case that shows it, not only until it is killed. Raises ConformanceError for an
-    operator without mutants, and when pytest could not run.
+    operator without mutants, a folder ``given`` that holds a zoo of another scope, and when pytest could not run.
     """
     started = time.monotonic()
     selection = dataclasses.replace(selection, tiers=selection.tiers or TIERS)
@@ -41,16 +42,20 @@ def zoo(selection: Selection, out: Path | None, complete: bool = False) -> bool:
     chosen = [name for name in wanted if mutants(name)]
     if not chosen or (selection.operators and set(chosen) != set(selection.operators)):
         raise ConformanceError(f"{', '.join(selection.operators or wanted)}: no mutants in {MUTANTS}")
-    out = out or ROOT / "reports" / "zoo"
+    out = given or ROOT / "reports" / "zoo"
     (arch, device), *more = chosen_archs(selection.archs).items()
     if more:
         raise ConformanceError(f"--arch {','.join(selection.archs)}: the zoo runs on one architecture at a time")
-    if device == ABSENT:
-        return assembled(chosen, selection, out / arch)
-    matrices = _matrices(chosen, selection, out, complete)
-    for one in matrices:
-        _print(one)
-        _write(one, out / one.operator)
+    scope = {"operators": chosen, "tiers": list(selection.tiers), "data": selection.data,
+             "sizes": selection.sizes or "usual", "arch": arch, "complete": complete}
+    folder = out / arch if device == ABSENT else out
+    with claimed(folder, scope, replaces=given is None):
+        if device == ABSENT:
+            return assembled(chosen, selection, folder)
+        matrices = _matrices(chosen, selection, folder, complete)
+        for one in matrices:
+            _print(one)
+            _write(one, folder / one.operator)
     _print_sums(matrices, time.monotonic() - started)
     return all(one.sound for one in matrices)
 

@@ -67,7 +67,9 @@ def propose(records: Path) -> tuple[str, list[str]]:
 def _read(path: Path) -> tuple[Line, list[Line]]:
     try:
         lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise ConformanceError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:
         raise ConformanceError(f"{path}: cannot be read as records: {error}") from None
     if not lines or not isinstance(lines[0], dict) or lines[0].get("type") != "run" or "arch" not in lines[0]:
         raise ConformanceError(f"{path}: no 'run' line at its start: this is no record file")

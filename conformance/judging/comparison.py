@@ -145,7 +145,8 @@ def _explained(verdict: Verdict, part: Launched, reference: Reference) -> Verdic
     if count and count == left.numel():
         note = "; no element was written"
     elif count:
-        note = f"; {count} elements still hold the poison of the output, first at {left.nonzero()[0].tolist()}"
+        where = left.nonzero()[0].tolist()
+        note = f"; {count} elements still hold what the output was pre-filled with, first at {where}"
     else:
         note = ""
     if count and part.poison == 0 and part.result.is_floating_point() and part.result.element_size() < 4:

@@ -12,7 +12,7 @@ from torch import Tensor
 from conformance.case import Case
 from conformance.data.layouts import MAY_REFUSE
 from conformance.diagnosis.diagnose import Allowance
-from conformance.errors import NotSupported, spelled_out, text_of, trace_of
+from conformance.errors import NoAnswer, NotSupported, spelled_out, text_of, trace_of
 from conformance.judging.comparison import Subject, launch_and_compare
 from conformance.judging.pins import changed
 from conformance.judging.vacuity import accepted, is_proved
@@ -58,6 +58,13 @@ class Judge:
 
     def run(self, case: Case, kernel: Kernel) -> Result:
         """Never raises for what a kernel does; ConformanceError for a case or a file that is wrong itself."""
+        try:
+            return self._run(case, kernel)
+        except NoAnswer as error:
+            return blank_result(case, kernel, self.settings, "error", kind="exception", trace=trace_of(error, 6),
+                                message=f"{case.id} on {kernel.name}: {error}")
+
+    def _run(self, case: Case, kernel: Kernel) -> Result:
         reason = self.lost or why_not_run(case, kernel, self.settings)
         if reason:
             kind = "refused" if reason == refusal(case, kernel) else None

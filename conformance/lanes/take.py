@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
@@ -13,7 +12,7 @@ from conformance.arch import Arch
 from conformance.case import Case
 from conformance.cases.applies import why_not_meant
 from conformance.disk_cache import cache_dir, hold
-from conformance.errors import NotSupported
+from conformance.errors import NoAnswer, NotSupported, spelled_out, trace_of
 from conformance.kernel import Kernel
 from conformance.lanes import assembly, lowering
 from conformance.lanes.resources import beyond, malformed, unknown_limits, used
@@ -23,15 +22,17 @@ from conformance.route import Failure, Lowered, Route
 
 def would_take(case: Case, kernel: Kernel, arch: Arch) -> str:
     """In words: the path that a case would take on an architecture that is not here, or why none."""
-    reason = not_routed(case, kernel, arch) or refusal(case, kernel)
-    if reason:
-        return f"not run: {reason}"
     try:
+        reason = not_routed(case, kernel, arch) or refusal(case, kernel)
+        if reason:
+            return f"not run: {reason}"
         return f"not here; it would take the path {route_of(case, kernel, arch).path}"
     except NotSupported as error:
         return f"refused: {error}"
+    except NoAnswer as error:
+        return f"error: {error}"
     except (Exception, SystemExit) as error:
-        return f"not routed: {type(error).__name__}: {error}"
+        return f"not routed: {spelled_out(error)}"
 
 
 def not_routed(case: Case, kernel: Kernel, arch: Arch) -> str | None:
@@ -80,9 +81,10 @@ class Lanes:
         except NotSupported as error:
             return replace(blank, state="not-run", lane="route", kind="refused", message=str(error))
         except (Exception, SystemExit) as error:
-            message = f"{case.id} on {kernel.name}: not routed: {type(error).__name__}: {error}"
-            trace = "".join(traceback.format_exception(error, limit=-6))
-            return replace(blank, state="error", lane="route", kind="exception", message=message, trace=trace)
+            said = str(error) if isinstance(error, NoAnswer) else f"not routed: {spelled_out(error)}"
+            message = f"{case.id} on {kernel.name}: {said}"
+            return replace(blank, state="error", lane="route", kind="exception", message=message,
+                           trace=trace_of(error, 6))
         blank = replace(blank, path=route.path, lane="route")
         if kernel.lower is None or not route.config:
             return replace(blank, stopped=f"nothing to lower: {kernel.name} compiles nothing of its own")

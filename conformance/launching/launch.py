@@ -125,9 +125,15 @@ class Launcher:
         del block
 
 
+def _in_words(poison: int) -> str:
+    """The label of a launch that differs from others by its poison only."""
+    what = ("NaN", "0x5a")[poison]
+    return f"launch {poison + 1} (output pre-filled with {what} bytes)"
+
+
 def _plain(launcher: Launcher) -> Iterator[Launched]:
-    yield launcher.once("run with poison 0", 0)
-    yield launcher.once("run with poison 1", 1)
+    for poison in (0, 1):
+        yield launcher.once(_in_words(poison), poison)
 
 
 def _repeat(launcher: Launcher) -> Iterator[Launched]:
@@ -139,7 +145,7 @@ def _configs(launcher: Launcher) -> Iterator[Launched]:
     """The kernel's own choice, then every configuration that it declares, each into a freshly poisoned output."""
     for config in (None, *launcher.kernel.configs):
         for poison in (0, 1):
-            yield launcher.once(f"configuration {config or 'default'}, poison {poison}", poison, config)
+            yield launcher.once(f"configuration {config or 'default'}, {_in_words(poison)}", poison, config)
 
 
 def _side_stream(launcher: Launcher) -> Iterator[Launched]:

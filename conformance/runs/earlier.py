@@ -17,6 +17,7 @@ from conformance.bench.record import TIMED
 from conformance.errors import ConformanceError
 
 SCHEMA = 1
+_MOST = 2.0**63  # seconds
 _LONGEST = 40  # of what is shown of a wrong line
 
 
@@ -34,7 +35,7 @@ TIMINGS = Form("file of timings", "bench-run", "timing")
 _FIRST: tuple[tuple[str, ...], dict[str, Any]] = (
     ("arch",), {"arch": str, "planned": dict, "shard": dict, "resumed": list, "workers": int, "roles": dict})
 _KINDS: dict[str, Any] = {"case": str, "kernel": str, "state": str, "lane": str, "message": str,
-                          "seconds": (int, float), "spread": (int, float), "expected": dict}
+                          "seconds": (int, float), "spread": (int, float), "expected": dict, "details": dict}
 # Type of a line -> what it must have, and the types of what is read here of it
 _MEMBERS = {"run": _FIRST, "bench-run": _FIRST, "result": (("case", "kernel", "state", "lane", "message"), _KINDS),
             "timing": (("case", "kernel", "state"), _KINDS),
@@ -72,6 +73,8 @@ def _wrong(line: Any, form: Form) -> str:
     for name, kind in types.items():
         if line.get(name) is not None and not isinstance(line[name], kind):
             return f"{name!r} is {_shown(line[name])}, of a wrong type"
+        if kind == (int, float) and not abs(line.get(name) or 0) < _MOST:
+            return f"{name!r} is {_shown(line[name])}, no number of seconds"
     counts = line.get("planned") or {}
     if not all(type(count) is int for count in counts.values()):
         return f"'planned' must be numbers of results, is {_shown(counts)}"
@@ -108,6 +111,9 @@ def read_earlier(path: Path, form: Form = RECORDS) -> Earlier:
                 truncated = True
                 break
             raise ConformanceError(f"{path}:{number}: no line of a {form.name}: {error}") from None
+        if isinstance(value, dict) and value.get("type") == form.first and value.get("schema") != SCHEMA:
+            raise ConformanceError(f"{path}:{number}: schema {_shown(value.get('schema'))} is not the {SCHEMA} that "
+                                   "this version reads")
         if wrong := _wrong(value, form):
             raise ConformanceError(f"{path}:{number}: no line of a {form.name}: {wrong}")
         kind = value["type"]
@@ -117,8 +123,8 @@ def read_earlier(path: Path, form: Form = RECORDS) -> Earlier:
             run = value
         elif kind == "end":
             end = value
-    if run is None or run.get("schema") != SCHEMA:
-        raise ConformanceError(f"{path}: no '{form.first}' line of schema {SCHEMA}: no {form.name}, or killed at its "
+    if run is None:
+        raise ConformanceError(f"{path}: no '{form.first}' line: no {form.name}, or killed at its "
                                "very start")
     return Earlier(path, run, lines, end, truncated)
 

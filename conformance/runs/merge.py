@@ -50,8 +50,8 @@ def _join(shards: Sequence[Earlier], target: Path, differs: dict[str, str]) -> R
     del line["shard"]
     line |= {
         "started": min(str(shard.run.get("started", "")) for shard in shards),
-        "workers": sum(int(shard.run.get("workers", 0)) for shard in shards),
-        "resumed": [entry for shard in shards for entry in shard.run.get("resumed", ())],
+        "workers": sum(int(shard.run.get("workers") or 0) for shard in shards),
+        "resumed": [entry for shard in shards for entry in shard.run.get("resumed") or ()],
         "merged": {
             "shards": len(shards), "files": [str(shard.path) for shard in shards], "agree": not apart,
             "identity": len(first.run["shard"]["identity"]), "differs": differs,
@@ -80,7 +80,7 @@ def _notes(shards: Sequence[Earlier]) -> Iterable[str]:
     noted: dict[str, list[Earlier]] = {}
     for shard in shards:
         end: Any = shard.end or {}
-        for note in end.get("notes", ()):
+        for note in end.get("notes") or ():
             noted.setdefault(note, []).append(shard)
         failed = any(result["state"] in ("fail", "error", "crash", "timeout") for result in shard.results())
         if end.get("exit") and not failed and not end.get("problems"):

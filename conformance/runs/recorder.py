@@ -174,13 +174,14 @@ class Recorder:
             self._size += size
 
 
-def lock(descriptor: int, path: Path) -> None:
-    """Lock a file until its process ends, where the file system can lock."""
+def lock(descriptor: int, path: Path, option: str = "--report-dir") -> None:
+    """Lock a file until its process ends, where the file system can lock. Raises ConformanceError, which names the
+    ``option`` that makes another run write elsewhere."""
     try:
         with contextlib.suppress(PermissionError):
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise ConformanceError(f"another run is writing {path}; wait for its end, or give --report-dir=DIR") from None
+        raise ConformanceError(f"another run is writing {path}; wait for its end, or give {option}=DIR") from None
 
 
 def run_line(

@@ -46,8 +46,7 @@ def check(shards: Sequence[Earlier], allowed: Sequence[str]) -> dict[str, str]:
             raise ConformanceError(f"{shard.path}: is no shard, it was run without --shard; 'report' makes its pages")
         if absent := _NEEDED.keys() - shard.run["shard"].keys():
             raise ConformanceError(f"{shard.path}: its 'shard' lacks {', '.join(sorted(absent))}; was the file edited?")
-        if "planned" not in shard.run or not all(isinstance(shard.run["shard"][name], kind)
-                                                 for name, kind in _NEEDED.items()):
+        if "planned" not in shard.run or not _is_written_so(shard):
             raise ConformanceError(f"{shard.path}: its first line is not as a run writes it; was the file edited?")
     shards = in_order(shards)
     found = [*_numbering(shards), *(text for shard in shards if (text := _unfinished(shard)))]
@@ -70,6 +69,23 @@ def check(shards: Sequence[Earlier], allowed: Sequence[str]) -> dict[str, str]:
     if found:
         raise ConformanceError(f"these shards on {arch} do not make up one run:\n  " + "\n  ".join(found))
     return differs
+
+
+def _is_written_so(shard: Earlier) -> bool:
+    """Whether what is read here of the first and the last line has the form that a run gives it."""
+    run, facts = shard.run, shard.run["shard"]
+    if not all(isinstance(facts[name], kind) for name, kind in _NEEDED.items()):
+        return False
+    whole, notes = facts["whole"], (shard.end or {}).get("notes") or ()
+    planned, tables = whole.get("planned", {}), [run.get("kernels", {}), whole.get("kernels", {})]
+    return (
+        all(type(facts[name]) is int for name in ("index", "count")) and 1 <= facts["index"] <= facts["count"]
+        and all(isinstance(pair, list) and len(pair) == 2 and all(isinstance(word, str) for word in pair)
+                for pair in (*facts["identity"], *facts["loose"]))
+        and all(isinstance(table, dict) and all(isinstance(one, dict) for one in table.values()) for table in tables)
+        and isinstance(planned, dict) and all(type(count) is int for count in planned.values())
+        and all(isinstance(note, str) for note in notes)
+    )
 
 
 def _whole(shard: Earlier) -> Mapping[str, Any]:

@@ -26,7 +26,7 @@ from conformance.runs.portion import Division, Portion
 from conformance.runs.recorder import Recorder
 from conformance.session.isolation import Death
 from conformance.session.opening import Opening
-from conformance.session.pages import make_pages, remove_pages
+from conformance.session.pages import Made, make_pages, remove_pages
 from conformance.session.progress import Display
 from conformance.session.run import Run
 
@@ -46,7 +46,7 @@ class Controller:
         self.timings: dict[str, BenchRecorder] = {}
         self.display = Display(self.recorders)
         self.scheduler: Any = None
-        self.pages: list[Path] = []
+        self.made = Made()
         self._points: Counter[str] = Counter()
 
     def check_directory(self) -> None:
@@ -180,9 +180,9 @@ class Controller:
             wrong = wrong or bool(problems)
         if not self.recorders:  # the run ended before it was known what would run
             return wrong
-        self.pages, bad = make_pages(self.directory, [recorder.path for recorder in self.recorders.values()],
-                                     [timings.path for timings in self.timings.values()])
-        return wrong or bad
+        self.made = make_pages(self.directory, [recorder.path for recorder in self.recorders.values()],
+                               [timings.path for timings in self.timings.values()])
+        return wrong or self.made.failed
 
 
 def _location(nodeid: str) -> tuple[str, int | None, str]:

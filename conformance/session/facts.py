@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from conformance.case import Case
-from conformance.errors import ConformanceError
+from conformance.errors import ConformanceError, NoAnswer
 from conformance.expectations.check import Points, governed
 from conformance.formats import FORMATS
+from conformance.kernel import Kernel
 from conformance.registry import arch as table_of
 from conformance.registry import kernels, operator
 from conformance.runs.earlier import Earlier
@@ -65,12 +66,19 @@ def shard_facts(
         "count": shard.count,
         "identity": [[case.id, kernel] for case, kernel in identity],
         "loose": [[case.id, kernel] for case, kernel in identity
-                  if (found := known.get((case.operator, kernel))) and not found.repeats(case.params)],
+                  if (found := known.get((case.operator, kernel))) and _is_loose(found, case)],
         "seconds": division.seconds,
         "known": division.known,
         "costs": costs,
         "whole": {name: value for name, value in whole.items() if line.get(name) != value},
     }
+
+
+def _is_loose(kernel: Kernel, case: Case) -> bool:
+    try:
+        return not kernel.repeats(case.params)
+    except NoAnswer:  # which the case itself reports
+        return False
 
 
 def resumed_facts(earlier: Earlier, line: Mapping[str, Any], taken: int, anyway: bool) -> list[dict[str, Any]]:

@@ -126,7 +126,7 @@ def _restoring(step: Callable[[], None]) -> None:
 
 def _prepare(kernel: Kernel, case: Case, device: str) -> None:
     assert kernel.prepare is not None
-    if not (kernel.requires and kernel.requires(device)):
+    if not kernel.lacks(device):
         kernel.prepare(case.params, device)
 
 

@@ -7,11 +7,11 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from conformance.runs.bench_recorder import BenchRecorder
 from conformance.runs.recorder import Recorder
+from conformance.session.pages import Made
 
 LISTED = 20  # failures that are shown in full; the page has all
 _FIRST, _LONGEST = 5.0, 60.0  # seconds between progress lines, growing with the run
@@ -70,8 +70,9 @@ class Display:
         rest = f" | about {left:.0f} s left" if own >= max(10, min(50, planned / 10)) else ""
         self.note(f"{100 * done // max(1, planned):3d} %  {done}/{planned} done, {bad} failed | {kernels}{rest}")
 
-    def summary(self, pages: Sequence[Path], timings: Mapping[str, BenchRecorder]) -> None:
-        """Counts per kernel and state, what was not run and why, causes of failures, what was timed, and the pages."""
+    def summary(self, made: Made, timings: Mapping[str, BenchRecorder]) -> None:
+        """Counts per kernel and state, what was not run and why, causes of failures, what they have in common, what was
+        timed, and the pages."""
         self._begun.set()
         if self.terminal is None:
             return
@@ -92,13 +93,23 @@ class Display:
             for (kernel, cause), count in recorder.causes.most_common(_CAUSES):
                 if count:
                     write(f"  diagnosed: {count} of {kernel}: {cause}")
+            for sentence in _first_of_each(made.common.get(arch, ())):
+                write(f"  in common: {sentence}")
             for problem in recorder.problems():
                 write(f"  PROBLEM: {problem}")
             write(f"  records: {recorder.path}")
             if arch in timings:
                 write(f"  timings: {timings[arch].path}: {timings[arch].counts}")
-        for page in pages:
+        for page in made.pages:
             write(f"  report: {page}")
+
+
+def _first_of_each(sentences: Sequence[str]) -> list[str]:
+    """The first two sentences about each kernel, which is the first word of them; not of more kernels than causes."""
+    seen: dict[str, list[str]] = {}
+    for sentence in sentences:
+        seen.setdefault(sentence.partition(",")[0], []).append(sentence)
+    return [sentence for said in list(seen.values())[:_CAUSES] for sentence in said[:2]]
 
 
 def _pause(passed: float) -> float:

@@ -131,8 +131,8 @@ def read_bench(path: Path) -> BenchRun:
         elif kind == "end" and run is not None:
             ended, problems = True, fields.texts("problems")
         else:
-            raise ReportError(f"{where}: a line of type {kind!r} does not belong here; a file of timings begins with "
-                              "'bench-run' and holds 'timing' lines ('conformance report' reads records)")
+            raise ReportError(f"{where}: a line of type {kind!r:.60} does not belong here; a file of timings begins "
+                              "with 'bench-run' and holds 'timing' lines ('conformance report' reads records)")
     if run is None:
         raise ReportError(f"{path}:1: no 'bench-run' line; this is no file of timings (ARCH.bench.jsonl)")
     return _run(path, run, tuple(found.values()), ended, problems)

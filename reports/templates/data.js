@@ -3,7 +3,7 @@ const raw = JSON.parse(byId("data").textContent);
 const N = raw.outcome.length;
 const PASS = raw.states.indexOf("pass"), NOT_RUN = raw.states.indexOf("not-run");
 const STATE_COUNT = raw.states.length;
-const kindText = (state, kind) => raw.states[state] + (kind && kind !== raw.states[state] ? `: ${kind}` : "");
+const kindText = (state, kind) => raw.labels[state] + (kind && kind !== raw.states[state] ? `: ${kind}` : "");
 const EXPECTED = raw.states.indexOf("expected");
 const isFailing = (state) => state !== PASS && state !== NOT_RUN && state !== EXPECTED;
 // Worst first: what a cell with several states shows.

@@ -34,7 +34,7 @@ const numberOrder = (value) => (value === -2 ? Infinity : value === -3 ? Infinit
 const percent = (part, whole) => (!whole ? "–" : !part ? "0 %" : part === whole ? "100 %" : `${(100 * part / whole).toPrecision(2)} %`);
 
 function sign(state) {
-  return h("span", { class: `sign s-${raw.states[state]}`, "aria-hidden": "true" }, raw.signs[state]);
+  return h("span", { class: `sign s-${raw.marks[state]}`, "aria-hidden": "true" }, raw.signs[state]);
 }
 
 function announce(text) { byId("announce").textContent = text; }

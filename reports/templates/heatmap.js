@@ -63,7 +63,7 @@ function oneMap(view, map, statAt) {
 
 function sentence(stat) {
   if (!stat.total) return "nothing matches the filters";
-  const parts = SEVERITY.filter((state) => stat.states[state]).map((state) => `${stat.states[state]} ${raw.states[state]}`);
+  const parts = SEVERITY.filter((state) => stat.states[state]).map((state) => `${stat.states[state]} ${raw.labels[state]}`);
   const level = stat.level >= 0 ? `; lowest level ${raw.levels[stat.level]}` : "";
   const budget = stat.budget !== -1 ? `; largest budget fraction ${fractionText(stat.budget)}` : "";
   return `${plural(stat.total, "result")}: ${parts.join(", ")}${level}${budget}`;
@@ -92,14 +92,14 @@ function drawCell(colour, stat) {
     const worst = SEVERITY.find((state) => stat.states[state] && (state !== NOT_RUN || !executed));
     const count = failing ? failing : executed || stat.total;
     const partial = executed && stat.states[NOT_RUN] ? " partial" : "";
-    set(`s-${raw.states[worst]}${partial}`, raw.signs[worst], count === stat.total ? count : `${count}/${stat.total}`);
+    set(`s-${raw.marks[worst]}${partial}`, raw.signs[worst], count === stat.total ? count : `${count}/${stat.total}`);
   }
   return button;
 }
 
 function drawLegend(view) {
   const entry = (classes, text, word) => h("span", {}, h("i", { class: `cell ${classes}` }, text), word);
-  const states = raw.states.map((name, state) => entry(`s-${name}`, raw.signs[state], name));
+  const states = raw.labels.map((name, state) => entry(`s-${raw.marks[state]}`, raw.signs[state], name));
   const levels = raw.levels.map((name) => entry(`l-${name}`, LEVEL_SIGNS[name], name));
   byId("legend").replaceChildren(...(view.colour === "budget"
     ? [h("span", {}, "0", h("i", { class: "ramp" }), "1 = budget"), entry("over", "!", "over budget")]

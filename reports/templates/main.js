@@ -100,7 +100,7 @@ function optionsOfFilters() {
   fill(byId("f-tier"), all(tiers, "all"), "");
   fill(byId("f-family"), [["", "all"], ...(families.length ? [["-", "no family"]] : []), ...families.map((name) => [name, name])], "");
   fill(byId("f-state"), [["", "all"], ["failing", `failing ${allFailing}`],
-    ...raw.states.map((name, state) => [name, `${raw.signs[state]} ${name} ${counts[state]}`])], "");
+    ...raw.states.map((name, state) => [name, `${raw.signs[state]} ${raw.labels[state]} ${counts[state]}`])], "");
   fill(byId("f-kind"), all(kinds, "all"), "");
   byId("tier-label").hidden = tiers.length < 2;
   byId("family-label").hidden = !families.length;

@@ -36,7 +36,7 @@ function drawTable(rows, view, place) {
 
 function tableRow(row) {
   const o = outcome(row), said = shortMessage(row);
-  const button = h("button", { type: "button", class: "open", "aria-expanded": "false" }, sign(o.state), raw.states[o.state]);
+  const button = h("button", { type: "button", class: "open", "aria-expanded": "false" }, sign(o.state), raw.labels[o.state]);
   const line = h("tr", {},
     h("td", {}, button), h("td", {}, h("code", {}, raw.kernels[kernelOf[row]])),
     h("td", { class: "case" }, h("code", {}, ...caseNodes(row)), said ? h("p", { class: "message" }, said) : null),
