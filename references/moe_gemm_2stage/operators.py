@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from conformance.case import Case
-from conformance.operator import Operator
+from conformance.operator import Excluded, Operator
 from references.moe_gemm_2stage import contract, scales, storage
 from references.moe_gemm_2stage.contract import ARGUMENTS, output, validate
 from references.moe_gemm_2stage.cost import cost
 from references.moe_gemm_2stage.faults import FAULTS
 from references.moe_gemm_2stage.inputs import inputs, memory
-from references.moe_gemm_2stage.reference import PUBLISHED, reference
+from references.moe_gemm_2stage.reference import PUBLISHED, reference, with_fp32_sums
 from references.moe_gemm_2stage.storage import STORED
 
 _POLICIES = {
@@ -83,4 +83,6 @@ def declare(name: str, about: str, formula: str) -> Operator:
         contract="\n\n".join(map(str.strip, (formula, contract.__doc__, storage.__doc__, scales.__doc__))),
         budget=_BUDGET + _ENDS[name], published=PUBLISHED[name], faults=FAULTS,
         another_expert="next-expert",
+        excluded=(Excluded("sum-of-dequantised", "rows and weights are dequantised before the sum, or integers are summed "
+                           "in fp32: the contract sums in int32 and scales the sum", with_fp32_sums),),
     )

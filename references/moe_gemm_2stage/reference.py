@@ -25,7 +25,7 @@ from conformance.operator import (
     Shared,
 )
 from references.moe_gemm_2stage import golden, layouts, operands, scales, sorting, stages
-from references.moe_gemm_2stage.bounds import Bounded, Combined
+from references.moe_gemm_2stage.bounds import Arithmetic, Bounded, Combined
 from references.moe_gemm_2stage.chain import intermediate
 from references.moe_gemm_2stage.contract import sizes_of
 from references.moe_gemm_2stage.dtypes import MODES, Mode
@@ -60,6 +60,7 @@ class Decoded:
     w1: Operand | None
     w2: Operand | None
     out: str
+    arithmetic: Arithmetic
 
     @property
     def combine(self) -> str:
@@ -96,7 +97,7 @@ def decode(call: Call, shared: Shared | None = None) -> Decoded:
     w1, w2 = (shared.latest(w, _same(call), partial(_weight, call, w, mode, routes)) if w in given else None
               for w in ("w1", "w2"))
     out = next(key for key, dtype in OUTPUTS.items() if dtype == call.output.dtype)
-    return Decoded(call, mode, routes, rows, w1, w2, out)
+    return Decoded(call, mode, routes, rows, w1, w2, out, mode.arithmetic)
 
 
 def _rows(call: Call, mode: Mode) -> Operand:
@@ -149,17 +150,16 @@ def _encoding(call: Call) -> str:
 
 def terms(of: Decoded) -> Bounded:
     """What does not depend on the output's dtype and on how slots are combined: y [T, k, I], or z [T, k, H]."""
-    arithmetic = of.mode.arithmetic
     if of.w2 is None:
         assert of.w1 is not None
-        return stages.stage1(of.rows, of.w1, of.routes, of.doweight, arithmetic)
+        return stages.stage1(of.rows, of.w1, of.routes, of.doweight, of.arithmetic)
     rows = of.rows
     if of.w1 is not None:
-        y = stages.stage1(of.rows, of.w1, of.routes, "none", arithmetic)
+        y = stages.stage1(of.rows, of.w1, of.routes, "none", of.arithmetic)
         given = of.call.arguments
         rows = intermediate(y, of.mode, of.routes, given["smooth2"], _encoding(of.call),
                             **operands.named_rule(of.mode, given["rule"]))
-    return stages.stage2(rows, of.w2, of.routes, True, arithmetic)
+    return stages.stage2(rows, of.w2, of.routes, True, of.arithmetic)
 
 
 def combined(of: Decoded, found: Bounded) -> Bounded:
@@ -217,8 +217,18 @@ def _chunks(of: Decoded) -> list[Span]:
 def reference(call: Call, shared: Shared) -> Reference:
     """Golden and oracle of a call. What the cases of a group have in common is computed once, unless it is too large to
     be kept, and so are the rows of the oracle, which are asked for again and again."""
-    of = decode(call, shared)
-    spans = _chunks(of)
+    return _reference(decode(call, shared), shared)
+
+
+def with_fp32_sums(call: Call) -> Reference | None:
+    """What would be right if the sums of integers were fp32, of numbers that may have been dequantised before: None
+    where the call has no integers."""
+    of = decode(call)
+    return _reference(replace(of, arithmetic=Arithmetic()), Shared()) if of.mode.integer else None
+
+
+def _reference(of: Decoded, shared: Shared) -> Reference:
+    call, spans = of.call, _chunks(of)
     topk = call.output.shape[0] // max(1, len(of.routes.ids))  # rows of the output per token
     w = of.w1 if of.w2 is None else of.w2
     assert w is not None
