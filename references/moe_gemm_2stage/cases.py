@@ -26,7 +26,7 @@ from references.moe_gemm_2stage.storage import STORED
 MASKS = ("no", "yes", "other", "lower", "upper", "one", "none", "all")
 ROUTINGS = ("skewed", "even", "one_expert", "sentinel")
 DATA = ("real", "coded", "exact", "zero_rows", "large", "larger", "overflow", "nonfinite", "nan_weights",
-        "nan_blocks", "scales", "block_tops", "subnormal_channels", "subnormal_rows")
+        "nan_blocks", "scales", "block_tops", "subnormal_channels", "subnormal_rows", "one_sign")
 DOWEIGHT = {"none": "none", "after": "after", "gate": "gate", "gate_and_up": "gate-and-up"}
 _REDUCED_BLOCK, _REDUCED_TOKENS, _REDUCED_EXPERTS = 16, 33, 20
 # Parameters that change neither the data nor the routes, so that the cases which differ in them share both.
@@ -101,7 +101,8 @@ def data_of(case: Case) -> str:
     stage 2. "nonfinite": some rows hold a NaN or an infinity, or a scale that is NaN. "nan_weights":
     some channels of weights do. "nan_blocks": some blocks have a scale that is NaN, and products of one sign, none
     of them 0. "scales": e8m0 scales at both ends of their range. "subnormal_channels", "subnormal_rows":
-    fp32 scales on either side of 2^-126. "block_tops": blocks between the stages whose largest magnitude is where the
+    fp32 scales on either side of 2^-126. "one_sign": rows and weights above 0, whose sums are as large as their length
+    lets them be. "block_tops": blocks between the stages whose largest magnitude is where the
     rules of e8m0 scales part. Raises ConformanceError where there are none,
     and where what comes of them is unspecified."""
     wanted = choice(case, "data", DATA, "real")
