@@ -67,6 +67,8 @@ _ENDS = {
     "moe_gemm_2stage": "through f16 and re-quantisation by monotony (4 u for each of its divisions; a code may "
     "move only near a decision point), k roundings in the output's format",
 }
+_DEQUANTISED = Excluded("sum-of-dequantised", "rows and weights are dequantised before the sum, or integers are "
+                        "summed in fp32: the contract sums in int32 and scales the sum", with_fp32_sums)
 
 
 def _variant(case: Case) -> str:
@@ -83,6 +85,5 @@ def declare(name: str, about: str, formula: str) -> Operator:
         contract="\n\n".join(map(str.strip, (formula, contract.__doc__, storage.__doc__, scales.__doc__))),
         budget=_BUDGET + _ENDS[name], published=PUBLISHED[name], faults=FAULTS,
         another_expert="next-expert",
-        excluded=(Excluded("sum-of-dequantised", "rows and weights are dequantised before the sum, or integers are summed "
-                           "in fp32: the contract sums in int32 and scales the sum", with_fp32_sums),),
+        excluded=(_DEQUANTISED,),
     )

@@ -76,6 +76,8 @@ _lost("tokens_beyond_16", "TAIL", "Tokens beyond the last whole 16 are left out.
       "(token >= tokens // 16 * 16) & (tokens >= 16)")
 _lost("experts_256", "CONFIG", "One thread for each of 256 experts: others are left out.", "experts-from-256",
       "ids >= 256")
+_lost("experts_1024", "CONFIG", "One thread for each of 1024 experts: others are left out.", "experts-from-1024",
+      "ids >= 1024")
 _lost("experts_512", "CONFIG", "Of more than 512 experts the rest is left out.", "experts-from-512", "ids >= 512")
 
 
