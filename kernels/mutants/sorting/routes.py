@@ -117,6 +117,8 @@ _laid_out("block_power", "CONFIG", "Rows are padded by a mask, which takes power
 _laid_out("unpadded", "LAYOUT", "Runs are not padded to blocks.", "runs-unpadded", "counts")
 _laid_out("count_8_bit", "OVERFLOW", "Routes of an expert are counted in 8 bits.", "count-8-bit",
           "((counts & 255) + block - 1) // block * block")
+_laid_out("count_16_bit", "OVERFLOW", "Routes of an expert are counted in 16 bits.", "count-16-bit",
+          "((counts & 0xFFFF) + block - 1) // block * block")
 wrong("offsets_bf16", "PRECISION", "First rows of runs pass through bf16.", "offsets-bf16",
       ("row = (ends - padded - before)[expert] + ", "row = ((ends - padded).bfloat16().long() - before)[expert] + "),
       _WITHIN)
