@@ -176,6 +176,17 @@ class FaultyOutputs:
     predict: Callable[[Call], Results | None]
 
 
+@dataclass(frozen=True)
+class Excluded:
+    """A way to compute that the contract rules out although it is sound: what comes of it has another error, and cannot
+    be predicted bit by bit. key and sentence as of a `Fault`. reference(call): what it may leave, the call's own
+    reference with another budget; None where the call leaves no choice."""
+
+    key: str
+    sentence: str
+    reference: Callable[[Call], Reference | None]
+
+
 class Shared:
     """Values that the cases of one group have in common; they are dropped when the group changes."""
 
@@ -234,7 +245,8 @@ class Operator:
     outputs: names of the outputs, where there are several: ``output`` and ``inputs`` then give a form for each,
     ``reference`` gives `References`, and ``validate`` gets the tensors to fill by name. faulty_outputs: what failures
     of exact outputs are compared with, most specific first. another_expert: the key of the fault by which a row, or a
-    block, is that of another expert; every case must reject it where it is wrong.
+    block, is that of another expert; every case must reject it where it is wrong. excluded: sound ways to compute
+    that it rules out, which failures are compared with before ``faults``.
     """
 
     name: str
@@ -257,3 +269,4 @@ class Operator:
     outputs: tuple[str, ...] = (ONLY,)
     faulty_outputs: tuple[FaultyOutputs, ...] = ()
     another_expert: str = ""
+    excluded: tuple[Excluded, ...] = ()

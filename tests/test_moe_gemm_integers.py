@@ -12,7 +12,7 @@ from torch import Tensor
 from conformance.registry import matrix
 from kernels.gemm_2stage import per_expert as kernel_module
 from kernels.gemm_2stage.unpack import weight_matrix
-from references.moe_gemm_2stage.reference import decode
+from references.moe_gemm_2stage.decoded import decode
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 LOWEST = {"int8": -128.0, "int8smooth": -128.0, "int4": -8.0, "int4_bf16": -8.0, "int4_bf16_g32": -8.0}

@@ -25,7 +25,7 @@ from conformance.verdicts.verdict import golden_fraction
 from conformance.zoo.kill_matrix import cause_of
 from kernels.gemm_2stage import microscaled
 from references.moe_gemm_2stage import fp8, layouts, mx, scales, sorting
-from references.moe_gemm_2stage.reference import decode
+from references.moe_gemm_2stage.decoded import decode
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 DTYPES = {"fp4": "f16", "a8w4": "f16", "a16w4": "bf16"}  # with the output that they have

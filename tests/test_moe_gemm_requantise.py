@@ -17,8 +17,8 @@ from conformance.registry import matrix
 from kernels.gemm_2stage import per_expert as kernel_module
 from references.moe_gemm_2stage.bounds import Arithmetic, Bounded
 from references.moe_gemm_2stage.chain import intermediate
+from references.moe_gemm_2stage.decoded import decode
 from references.moe_gemm_2stage.dtypes import MODES
-from references.moe_gemm_2stage.reference import decode
 from references.moe_gemm_2stage.stages import Routes, combine_atomic, stage2
 
 pytestmark = pytest.mark.usefixtures("one_thread")

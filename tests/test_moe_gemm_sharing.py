@@ -14,8 +14,10 @@ from conformance.case import parse_case
 from conformance.formats import bits
 from conformance.operator import Reference, Shared
 from conformance.registry import operator
-from references.moe_gemm_2stage import fp8, stages, storage
+from references.moe_gemm_2stage import decoded, fp8, stages, storage
 from references.moe_gemm_2stage import reference as module
+from references.moe_gemm_2stage.dtypes import MODES
+from references.moe_gemm_2stage.operands import Operand
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 POINT = "{}/F/tokens:19-hidden:64-inter:64-experts:5-topk:2-bm:16-in:{}-mode:{}-out:{}-mask:no"
@@ -60,7 +62,7 @@ def test_cases_of_a_group_share_sums_and_have_the_same_bits(
 ) -> None:
     monkeypatch.setitem(module._CHUNK, "cpu", 1 << 21 if chunks == 1 else 5 * 2 * 128)  # five tokens
     alone = [content(reference(name, dtype, *form, Shared())) for form in FORMS if form[0] != "reduce" or "2" in name]
-    calls = counted(monkeypatch, (stages, "dot"), (module.golden, "totals"), (module, "read_weight"))
+    calls = counted(monkeypatch, (stages, "dot"), (module.golden, "totals"), (decoded, "read_weight"))
     shared = Shared()
     together = []
     for form in (form for form in FORMS if form[0] != "reduce" or "2" in name):
@@ -117,10 +119,10 @@ def test_codes_by_pieces_are_those_of_each_element(
 def test_stored_weights_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(fp8._PIECE, "cpu", 100)
     of = reference_operands()
-    stored, scale = storage.store_weight(of, module.MODES["fp8"], "ocp")
-    assert torch.equal(storage.read_weight(stored, scale, module.MODES["fp8"]).payload, of.payload)
+    stored, scale = storage.store_weight(of, MODES["fp8"], "ocp")
+    assert torch.equal(storage.read_weight(stored, scale, MODES["fp8"]).payload, of.payload)
 
 
-def reference_operands() -> module.Operand:
+def reference_operands() -> Operand:
     codes = torch.arange(2 * 32 * 64, dtype=torch.int64).remainder(0x7F).to(torch.uint8)
-    return module.Operand(fp8.decode(codes.view(2, 32, 64), fp8.OCP), scale=torch.ones(2, 32))
+    return Operand(fp8.decode(codes.view(2, 32, 64), fp8.OCP), scale=torch.ones(2, 32))

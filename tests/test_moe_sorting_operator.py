@@ -44,7 +44,7 @@ def cpu_edge_cases() -> list[Case]:
 def test_tiers_have_the_declared_numbers_of_cases() -> None:
     of = matrix(NAME)
     counts = {tier: len(of.cases(tier)) for tier in of.tier_names}
-    assert counts == {"official": 240, "smoke": 36, "masks": 96, "models": 64, "edge": 316}
+    assert counts == {"official": 240, "smoke": 36, "masks": 96, "models": 64, "edge": 320}
     assert len(of.plan(("smoke", "edge"))) - len(of.cases("edge")) == 36
     assert {case.get("mask") for case in of.cases("official")} == {"none", "half"}
 

@@ -97,7 +97,7 @@ def test_every_expected_cause_exists(name):
                "input-changed", "zero-sign", "cast-truncates", "cast-ties-away", "cast-flushes", "overflow-saturates",
                "out-bits", *FATAL}
     of = operator(name)
-    known = {fault.key for fault in (*of.faults, *of.faulty_outputs)} | general
+    known = {fault.key for fault in (*of.faults, *of.faulty_outputs, *of.excluded)} | general
     assert {key for one in mutants.mutants(name).values() for key in one.diagnosis} <= known
 
 

@@ -131,6 +131,9 @@ def _diagnosis(failure: _Failure, first: Reference, kind: str) -> Diagnosis | No
     if not failure.of_another_call and (history := _history(failure)) is not None:
         return failure.by_history(history)
 
+    if kind != "bits" and (excluded := _excluded(failure)) is not None:
+        return excluded
+
     def observe(result: Tensor, poison: int) -> Evidence:
         found = gather(result, part.call, reference, poison)
         return found if kind == "bits" else replace(found, kept=False)
@@ -153,6 +156,17 @@ def _diagnosis(failure: _Failure, first: Reference, kind: str) -> Diagnosis | No
             names = f"configuration {wrong[0]} is" if len(wrong) == 1 else f"configurations {', '.join(wrong)} are"
             return replace(found, key="one-config", sentence=f"only {names} wrong: {found.sentence}")
     return found
+
+
+def _excluded(failure: _Failure) -> Diagnosis | None:
+    """The first way to compute of those that the contract rules out by which every element would be right."""
+    part = failure.part
+    for way in failure.launcher.operator.excluded:
+        allowed = way.reference(part.call)
+        if allowed is not None and judge(part.result, part.call, allowed, "within-budget", 0.0).passed:
+            wrong = int(gather(part.result, part.call, failure.reference, part.poison).wrong.sum())
+            return Diagnosis(way.key, way.sentence, 1.0, wrong)
+    return None
 
 
 def _history(failure: _Failure) -> str | None:

@@ -31,13 +31,13 @@ _EXACT_INTEGERS = 2.0**24
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """What a kernel declares of its sums. unit: roundoff of the accumulator (fp32 unless an instruction sums in
-    less). integer: the accumulator is int32. weight_unit: roundoff of dequantised weights that are rounded before
-    they are multiplied (2^-9 for bf16), 0 where group scales are applied to fp32 sums."""
+    """How sums are computed. unit: roundoff of the accumulator (fp32 unless an instruction sums in less). integer:
+    the accumulator is int32. bf16_weights: weights times their scales may be rounded to bf16 before the product, or
+    not."""
 
     unit: float = U
     integer: bool = False
-    weight_unit: float = 0.0
+    bf16_weights: bool = False
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def dot_error(total: Tensor, size: Tensor, terms: int, arithmetic: Arithmetic, g
     if arithmetic.integer:
         return torch.where(total.abs() > _EXACT_INTEGERS, U * total.abs(), 0.0)
     roundings = min(LAMBDA * math.sqrt(terms), float(terms)) + grouped
-    return (roundings * arithmetic.unit + arithmetic.weight_unit) * size + terms * _TINY
+    return roundings * arithmetic.unit * size + terms * _TINY
 
 
 def silu(x: Bounded) -> Bounded:

@@ -28,7 +28,7 @@ MASKS = ("no", "yes", "other", "lower", "upper", "one", "none", "all")
 ROUTINGS = ("skewed", "even", "one_expert", "sentinel")
 RUNS = ("by_token", "shuffled")
 DATA = ("real", "coded", "exact", "zero_rows", "large", "larger", "overflow", "nonfinite", "nan_weights",
-        "nan_blocks", "scales", "block_tops", "subnormal_channels", "subnormal_rows", "subnormal_codes")
+        "nan_blocks", "scales", "block_tops", "subnormal_channels", "subnormal_rows", "subnormal_codes", "one_sign")
 DOWEIGHT = {"none": "none", "after": "after", "gate": "gate", "gate_and_up": "gate-and-up"}
 _REDUCED_BLOCK, _REDUCED_TOKENS, _REDUCED_EXPERTS = 16, 33, 20
 # Parameters that change neither the data nor the routes, so that the cases which differ in them share both.
@@ -104,7 +104,8 @@ def data_of(case: Case) -> str:
     some channels of weights do. "nan_blocks": some blocks have a scale that is NaN, and products of one sign, none
     of them 0. "scales": e8m0 scales at both ends of their range. "subnormal_channels", "subnormal_rows":
     fp32 scales on either side of 2^-126. "subnormal_codes": fp8 numbers below and just above the end of their normal
-    range. "block_tops": blocks between the stages whose largest magnitude is where the
+    range. "one_sign": rows and weights above 0, whose sums are as large as their length lets them be. "block_tops":
+    blocks between the stages whose largest magnitude is where the
     rules of e8m0 scales part. Raises ConformanceError where there are none,
     and where what comes of them is unspecified."""
     wanted = choice(case, "data", DATA, "real")

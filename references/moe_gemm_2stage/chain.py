@@ -83,11 +83,11 @@ def chain(rows: Operand, w1: Operand, w2: Operand, routes: Routes, mode: Mode, c
           mx_rule: str = "floor", arithmetic: Arithmetic | None = None) -> Bounded:
     """out [T, H] of both stages. The routing weight is applied once: in stage 2 unless in stage 1.
 
-    ``arithmetic``: what the kernel declares of its sums; by default fp32, or int32 where the mode's sums are integers.
+    ``arithmetic``: how sums are computed, by default as the mode says.
     Raises ValueError where `dtypes.check` does.
     """
     dtypes.check(mode, combine, out)
-    arithmetic = arithmetic or Arithmetic(integer=mode.integer)
+    arithmetic = arithmetic or mode.arithmetic
     y = stage1(rows, w1, routes, doweight_stage1, arithmetic)
     between = intermediate(y, mode, routes, smooth2, encoding, rule, mx_rule)
     terms = stage2(between, w2, routes, doweight_stage1 == "none", arithmetic)

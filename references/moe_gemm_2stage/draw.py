@@ -31,6 +31,7 @@ _ROUTING_SEED, _WEIGHT_SEED, _SCALE_SEED, _MASK_SEED, _BLOCK_SEED, _RUN_SEED = 1
 _SHIFT = 119  # of e8m0 codes, down of rows and up of w1 or w2: many codes of rows are 0, 2^-127, then
 _SUBNORMAL = ("subnormal_channels", "subnormal_rows")
 _OF_SUBNORMAL = 7  # powers of two by which subnormal fp8 numbers become about as large as others
+_POSITIVE = ("nan_blocks", "one_sign")
 
 
 def rows_of(count: int, width: int, mode: Mode, data: str, encoding: str, seed: int, device: torch.device) -> Operand:
@@ -39,8 +40,8 @@ def rows_of(count: int, width: int, mode: Mode, data: str, encoding: str, seed: 
         return Operand(coded(count, width, seed % 97, device), factors=blocks(count, width, 1, seed, device))
     if data == "coded":
         return Operand(coded(count, width, seed % 97, device), scale=_powers(count, mode.activation, seed, device))
-    if data == "nan_blocks":
-        return operands.activation(positive(count, width, seed, device), mode)
+    if data in _POSITIVE:
+        return operands.activation(positive(count, width, seed, device), mode, encoding)
     if data in _SUBNORMAL:
         found = operands.activation(positive(count, width, seed, device), mode, encoding)
         return of_range(found, data == "subnormal_rows", mode, width, seed + _SCALE_SEED)
@@ -69,7 +70,8 @@ def smoothed_rows(count: int, width: int, mode: Mode, data: str, encoding: str, 
                   ) -> Operand:
     """int8smooth: activations [T, k, width] after multiplication by the factor of each slot's expert."""
     value = divided(numbers(count, width, seed, ids.device), _SPREAD) * decades(count, seed + _SCALE_SEED, ids.device)
-    value = positive(count, width, seed, ids.device) if data in _SUBNORMAL else _of_kind(value, data)
+    positives = data in (*_SUBNORMAL, *_POSITIVE)
+    value = positive(count, width, seed, ids.device) if positives else _of_kind(value, data)
     factors = smoothing(experts, width, seed + 7, ids.device)
     found = operands.activation(operands.smoothed(value[:, None], factors, ids), mode, encoding)
     if data not in _SUBNORMAL:
@@ -95,8 +97,8 @@ def weight_of(expert: int, rows: int, width: int, mode: Mode, data: str, encodin
             assert scale is not None
             return Operand(value, factors=scale[None, :, None].expand(1, rows, width))
         return Operand(value, scale=None if scale is None else scale[None])
-    if data == "nan_blocks":
-        return operands.weight(divided(positive(rows, width, seed, device), width)[None], mode)
+    if data in _POSITIVE:
+        return operands.weight(divided(positive(rows, width, seed, device), width)[None], mode, encoding)
     if data in _SUBNORMAL:
         found = operands.weight(positive(rows, width, seed, device)[None], mode, encoding)
         return of_range(found, data == "subnormal_channels", mode, width, seed + _SCALE_SEED)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from references.moe_gemm_2stage import mx
+from references.moe_gemm_2stage.bounds import Arithmetic
 from references.moe_gemm_2stage.quantise import INTEGER_RULES
 
 
@@ -40,6 +41,13 @@ class Mode:
     def row_quantised(self) -> bool:
         """Whether activations have one fp32 scale per row."""
         return self.activation in ("fp8", "int8")
+
+    @property
+    def arithmetic(self) -> Arithmetic:
+        """What the contract lets a kernel do in its sums. Tensor cores multiply bf16 rows by bf16 weights, so that what
+        is stored in 4 bits is dequantised before: exact codes, or codes times scales, rounded."""
+        return Arithmetic(integer=self.integer,
+                          bf16_weights=self.activation == "bf16" and self.weight.startswith("int4"))
 
     @property
     def rules(self) -> tuple[str, ...]:

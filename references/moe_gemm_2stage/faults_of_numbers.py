@@ -15,6 +15,8 @@ from references.moe_gemm_2stage.faulty import Change, chained, fault
 from references.moe_gemm_2stage.reading import Reading
 
 _TAILS = (16, 32, 64, 128)
+_NARROW = (16, 20, 22, 24)
+_LIMITS = (1024, 2048, 4096, 8192)
 
 
 # ---- The activation -----------------------------------------------------------------------------------------------
@@ -58,14 +60,19 @@ def _whole(tile: int) -> Change:
     return lambda r: replace(r, terms=lambda size: slice(max(tile, size // tile * tile)))
 
 
+def _limited(limit: int) -> Change:
+    """Sums end there, however long the rows are."""
+    return lambda r: replace(r, terms=lambda size: slice(min(size, limit)))
+
+
 def _rounded(dtype: torch.dtype) -> Change:
     return lambda r: None if r.mode.integer else replace(r, sum=lambda total: total.to(dtype).float())
 
 
-def _wrapped(r: Reading) -> Reading | None:
-    if not r.mode.integer:
-        return None
-    return replace(r, sum=lambda total: (total + 32768) % 65536 - 32768)
+def _wrapped(bits: int) -> Change:
+    """Sums of integers modulo 2^bits."""
+    half = 2.0 ** (bits - 1)
+    return lambda r: replace(r, sum=lambda total: (total + half) % (2 * half) - half) if r.mode.integer else None
 
 
 def _term_bf16(r: Reading) -> Reading | None:
@@ -100,9 +107,10 @@ NUMBERS = (
       for tail in _TAILS),
     *(fault("k-tail-dropped", f"the sum ends with the last whole {tile} elements", _whole(tile))
       for tile in _TAILS[2:]),
+    *(fault("k-limit", f"elements of the sum beyond {limit} are left out", _limited(limit)) for limit in _LIMITS),
     fault("acc-bf16", "sums are rounded to bf16", _rounded(torch.bfloat16)),
     fault("acc-fp16", "sums are rounded to fp16", _rounded(torch.float16)),
-    fault("acc-int16", "sums of integers are held in 16 bits", _wrapped),
+    *(fault(f"acc-int{bits}", f"sums of integers are held in {bits} bits", _wrapped(bits)) for bits in _NARROW),
     fault("terms-bf16", "terms are rounded to bf16 before they are weighted", _term_bf16),
     fault("terms-cut", "terms are truncated to 16 bits before they are added",
           lambda r: replace(r, term=_cut(r.dtype)) if r.adds and r.dtype != torch.float32 else None),

@@ -80,6 +80,26 @@ def _groups(function: Callable[[Tensor], Tensor | None]) -> Change:
     return weights_read(change)
 
 
+def _dequantised(scaled: Callable[[Tensor], Tensor], cast: Callable[[Tensor], Tensor]) -> Change:
+    """4-bit weights of bf16 rows multiplied by ``scaled(scale)`` before the product, and ``cast`` then."""
+
+    def change(r: Reading, w: Operand, stored: Tensor) -> Operand | None:
+        scale = w.factors if w.scale is None else w.scale[..., None]
+        if not r.mode.arithmetic.bf16_weights or scale is None:
+            return None
+        return Operand(cast(w.payload * scaled(scale)))
+
+    return weights_read(change)
+
+
+def _bf16(value: Tensor) -> Tensor:
+    return value.bfloat16().float()
+
+
+def _cut(value: Tensor) -> Tensor:
+    return (value.contiguous().view(torch.int32) & -(1 << 16)).view(torch.float32)
+
+
 SCALES = (
     fault("channel-scale-missing", "the scales of output channels are left out", _channels(lambda s, e, c: None)),
     fault("channel-scale-twice", "the scales of output channels are applied twice",
@@ -92,6 +112,10 @@ SCALES = (
           _channels(lambda s, e, c: s[e[:, None] * 0, c])),
     fault("channel-scale-power-of-two", "scales of channels are cut to powers of two",
           _channels(lambda s, e, c: s[e[:, None], c].log2().floor().exp2())),
+    fault("scales-rounded", "the scales of weights are rounded to bf16, and so are weights times scales",
+          _dequantised(_bf16, _bf16)),
+    fault("scales-rounded", "the scales of groups are rounded to bf16", _groups(_bf16)),
+    fault("weights-cut", "weights times scales are cut to bf16, and not rounded", _dequantised(lambda s: s, _cut)),
     fault("scale-flushed", "fp32 scales below 2^-126 count as 0", _all_flushed),
     fault("scale-flushed", "fp32 scales of channels below 2^-126 count as 0",
           _channels(lambda s, e, c: _flushed(s[e[:, None], c]))),

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from conformance.case import Case
-from conformance.operator import Operator
+from conformance.operator import Excluded, Operator
 from references.moe_gemm_2stage import contract, scales, storage
 from references.moe_gemm_2stage.contract import ARGUMENTS, output, validate
 from references.moe_gemm_2stage.cost import cost
 from references.moe_gemm_2stage.faults import FAULTS
 from references.moe_gemm_2stage.inputs import inputs, memory
-from references.moe_gemm_2stage.reference import PUBLISHED, reference
+from references.moe_gemm_2stage.reference import PUBLISHED, reference, with_fp32_sums
 from references.moe_gemm_2stage.storage import STORED
 
 _POLICIES = {
@@ -33,6 +33,12 @@ _POLICIES = {
     "fp8": "e4m3 as the operands' dtype says, OCP or FNUZ; re-quantisation saturates.",
     "integers": "a weight may be any code, -128 and -8 too. Rows lie from -127 to 127, as quantisation by the largest "
     "magnitude leaves them.",
+    "integer sums": "of int8 rows and integer weights are exact: they are scaled afterwards. Who dequantises rows and "
+    "weights before, and sums fp32 numbers, rounds where int32 does not.",
+    "weights of int4_bf16 and int4_bf16_g32": "multiplied as codes, their scales applied to fp32 sums, or times their "
+    "scale rounded to bf16 before, to nearest, as bf16 matrix instructions ask for. The budget holds what that very "
+    "rounding moves an element by, so that neither weights that are cut to bf16 nor scales that are rounded to it "
+    "pass. Data with terms of thousands has no published tolerance.",
     "e8m0": "a scale per 32 elements; byte 0 is 2^-127 and not 0, 255 is NaN, of a block's sums as well. Packed e2m1 "
     "has the even k in the low nibble. Scales of rows stand at the route's place in the sorted list.",
     "subnormal scales": "count, in e8m0 and in fp32: none is flushed to 0. CUDA and HIP keep them unless told "
@@ -56,13 +62,15 @@ _WEIGHT = {"routing weight": "applied once, in stage 2, to the fp32 number befor
 _DOWEIGHT = {"routing weight": "in stage 1 as the argument doweight says: none; after: w (silu(g) u); gate: "
              "silu(w g) u; gate-and-up: silu(w g) (w u)."}
 _BUDGET = ("min(6 sqrt(n), n) u S per dot product (u = 2^-24, int32 sums exact), one u per scale and weight, through "
-           "the derivative of silu, ")
+           "the derivative of silu, of int4_bf16 and int4_bf16_g32 what rounding the weights to bf16 moves, ")
 _ENDS = {
     "moe_gemm1": "half an ULP of the output",
     "moe_gemm2": "half an ULP of the output; atomic: one more for each slot, in the output's format",
     "moe_gemm_2stage": "through f16 and re-quantisation by monotony (4 u for each of its divisions; a code may "
     "move only near a decision point), k roundings in the output's format",
 }
+_DEQUANTISED = Excluded("sum-of-dequantised", "rows and weights are dequantised before the sum, or integers are "
+                        "summed in fp32: the contract sums in int32 and scales the sum", with_fp32_sums)
 
 
 def _variant(case: Case) -> str:
@@ -79,4 +87,5 @@ def declare(name: str, about: str, formula: str) -> Operator:
         contract="\n\n".join(map(str.strip, (formula, contract.__doc__, storage.__doc__, scales.__doc__))),
         budget=_BUDGET + _ENDS[name], published=PUBLISHED[name], faults=FAULTS,
         another_expert="next-expert",
+        excluded=(_DEQUANTISED,),
     )

@@ -14,9 +14,9 @@ from torch import Tensor
 from conformance.operator import Call
 from references.moe_gemm_2stage import golden, operands, sorting
 from references.moe_gemm_2stage.contract import sizes_of
+from references.moe_gemm_2stage.decoded import microscaled_rows
 from references.moe_gemm_2stage.dtypes import MODES, Mode
 from references.moe_gemm_2stage.operands import Operand
-from references.moe_gemm_2stage.reference import microscaled_rows
 from references.moe_gemm_2stage.storage import ENCODINGS, read_rows, read_weight
 
 _MOST_KEPT = 1 << 24  # elements of decoded weights that are kept for the next prediction

@@ -61,7 +61,7 @@ def dot(rows: Operand, weights: Operand, routes: Routes) -> Dot:
     total = _zeros(weights, routes)
     size, carried = torch.zeros_like(total), torch.zeros_like(total)
     left = rows.value()
-    for here, right in _by_expert(weights, routes):
+    for _, here, right in _by_expert(weights, routes):
         total[here] = left[here] @ right.T
         right.abs_()
         size[here] = left[here].abs() @ right.T
@@ -74,9 +74,33 @@ def totals(rows: Operand, weights: Operand, routes: Routes) -> Tensor:
     """The exact sums of ``dot`` alone."""
     total = _zeros(weights, routes)
     left = rows.value()
-    for here, right in _by_expert(weights, routes):
+    for _, here, right in _by_expert(weights, routes):
         total[here] = left[here] @ right.T
     return total
+
+
+def moved_by_bf16(rows: Operand, weights: Operand, routes: Routes) -> Tensor:
+    """[T, k, N] >= 0: how far a sum, times the scales of channels, is moved when every weight is rounded to bf16 before
+    the product: code times scale, to nearest. Beside a tie either neighbour is right, as that product was rounded too.
+
+    This is the very difference and no bound: a multiple of the sum of magnitudes, 2^-8 S, would hide an accumulator in
+    bf16 and much else. The sum of such weights is rounded like any other; that it is up to 2^-8 larger is nothing
+    beside lambda.
+    """
+    moved, left = _zeros(weights, routes), rows.value()
+    for expert, here, right in _by_expert(weights, routes):
+        if weights.scale is not None:
+            right.mul_(weights.scale[expert, :, None])
+        product = right.float()
+        low, high = (torch.nextafter(product, product.new_tensor(end)).bfloat16().double()
+                     for end in (-math.inf, math.inf))
+        found = (left[here] @ (low - right).T).abs()
+        either = (low != high).any(dim=1)  # channels
+        found[:, either] += left[here].abs() @ (high - low)[either].T
+        if rows.error is not None:
+            found += rows.error[here] @ torch.maximum((low - right).abs(), (high - right).abs()).T
+        moved[here] = found
+    return moved.nan_to_num(nan=math.inf)  # infinity times 0
 
 
 def _zeros(weights: Operand, routes: Routes) -> Tensor:
@@ -84,15 +108,15 @@ def _zeros(weights: Operand, routes: Routes) -> Tensor:
     return torch.zeros(shape, dtype=torch.float64, device=weights.payload.device)
 
 
-def _by_expert(weights: Operand, routes: Routes) -> Iterator[tuple[Tensor, Tensor]]:
-    """(bool [T, k], fp64 [N, K]): the slots of each expert that has any, and its weights. They stand in the same memory
-    each time, because to allocate so much takes longer than to fill it."""
+def _by_expert(weights: Operand, routes: Routes) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """(expert, bool [T, k], fp64 [N, K]): each expert that has any slots, these, and its weights. They stand in the
+    same memory each time, because to allocate so much takes longer than to fill it."""
     wide = torch.empty(weights.payload.shape[1:], dtype=torch.float64, device=weights.payload.device)
     for expert in routes.ids[routes.valid].unique().tolist():
         wide.copy_(weights.payload[expert])
         if weights.factors is not None:
             wide.mul_(weights.factors[expert])
-        yield routes.ids == expert, wide
+        yield expert, routes.ids == expert, wide
 
 
 def scaled_sums(rows: Operand, weights: Operand, routes: Routes, arithmetic: Arithmetic) -> Bounded:
@@ -104,6 +128,8 @@ def scaled_sums(rows: Operand, weights: Operand, routes: Routes, arithmetic: Ari
     found = Bounded(sums.total, error + sums.carried)
     if weights.scale is not None:
         found = found.times(weights.scale[routes.ids.clamp(min=0).long()])
+    if arithmetic.bf16_weights:
+        found = Bounded(found.value, found.error + moved_by_bf16(rows, weights, routes))
     if rows.scale is not None:
         found = found.times(rows.scale[..., None])
     return found

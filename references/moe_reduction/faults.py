@@ -209,6 +209,8 @@ FAULTS = (
     _fault("ids-clamped", "ids outside of expert_mask are clamped to its ends",
            _outside(lambda ids, count: ids.clamp(0, count - 1))),
     _fault("ids-wrapped", "ids outside of expert_mask wrap", _outside(lambda ids, count: ids % count)),
+    _fault("experts-from-1024", "experts from 1024 on count as masked", _counts(
+        lambda r: r.valid if (ids := r.call.arguments["topk_ids"]) is None else r.valid & (ids < 1024))),
     _fault("stale-slot", "a masked slot adds the row of the slot 4 before it", _stale),
     _fault("nan-for-empty", "tokens with only masked slots are NaN", _nan_if_empty),
     _fault("stops-at-masked", "slots after the first masked one are left out",

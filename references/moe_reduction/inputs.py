@@ -20,6 +20,7 @@ from references.moe_reduction.contract import MASKS, SOURCES, output, valid_slot
 _WIDE = {"fp32": 40, "bf16": 40, "fp16": 8}  # exponents that the rows of one token are moved apart by
 _REDUCED_TOKENS = 61  # in the tens, and no multiple of 32
 _POISON = (float("nan"), 30000.0)  # one that spreads and one that is finite in every format
+_MANY = 1027  # local experts, and as many others, of ids:many
 _OUTSIDE = (-1, -2, -3, -(1 << 31), (1 << 31) - 1)  # ids of masked slots that are no index
 
 
@@ -104,24 +105,25 @@ def _experts(valid: Tensor, kind: str, seed: int) -> tuple[Tensor, Tensor]:
     ``kind``: "inside", distinct local experts for valid slots and distinct others for invalid ones, the last expert
     local; "outside", ids of invalid slots lie outside [0, E), half of them where counting from the end, or modulo E,
     leads to a local expert; "same", all valid slots of a token take one expert; "one", E is 1, its expert local, and
-    invalid slots have ids outside.
+    invalid slots have ids outside; "many", inside, of so many experts that no small table holds them.
     """
     (tokens, topk), device = valid.shape, valid.device
     if kind == "one":
         local = torch.ones(1, dtype=torch.bool, device=device)
         return torch.where(valid, 0, _outside(valid.shape, local, seed)).to(torch.int32), local
-    half = topk + 3
+    half = _MANY if kind == "many" else topk + 3
     local = torch.zeros(2 * half, dtype=torch.bool, device=device)
     order = torch.argsort(integers((2 * half - 1,), 0, 1 << 24, seed + 11, device), stable=True)
     local[order[: half - 1]] = True
     local[-1] = True
     shift = integers((tokens, 1), 0, half, seed + 12, device)
-    pick = (torch.arange(topk, device=device) * (kind != "same") + shift) % half
+    step = {"same": 0, "many": half // topk}.get(kind, 1)
+    pick = (torch.arange(topk, device=device) * step + shift) % half
     ids = torch.where(valid, local.nonzero().flatten()[pick], (~local).nonzero().flatten()[pick])
     if kind == "outside":
         ids = torch.where(valid, ids, _outside(valid.shape, local, seed))
-    elif kind not in ("inside", "same"):
-        raise ConformanceError(f"ids:{kind} is none of inside, outside, same, one")
+    elif kind not in ("inside", "same", "many"):
+        raise ConformanceError(f"ids:{kind} is none of inside, outside, same, one, many")
     return ids.to(torch.int32), local
 
 

@@ -173,7 +173,7 @@ _EXPERTS: tuple[tuple[str, str, Faulty], ...] = (
     ("expert-0-lost", "expert 0 is left out", runs.without(lambda given: given["topk_ids"] == 0)),
     ("last-expert-lost", "the last expert is left out",
      runs.without(lambda given: given["topk_ids"] == given["experts"] - 1)),
-    _experts_from(256), _experts_from(512),
+    *map(_experts_from, (256, 512, 1024)),
 )
 _BLOCKS: tuple[tuple[str, str, Faulty], ...] = (
     ("next-block", "each block has the expert of the next one", _owners(lambda owners: owners.roll(-1))),
@@ -192,6 +192,8 @@ _BLOCKS: tuple[tuple[str, str, Faulty], ...] = (
     ("runs-unpadded", "runs are not padded to blocks", runs.runs_of(lambda counts, block: counts)),
     ("count-8-bit", "routes of an expert are counted in 8 bits",
      runs.runs_of(lambda counts, block: runs.padded(counts & 255, block))),
+    ("count-16-bit", "routes of an expert are counted in 16 bits",
+     runs.runs_of(lambda counts, block: runs.padded(counts & 0xFFFF, block))),
     ("offsets-bf16", "first rows of runs pass through bf16", runs.offsets_bf16),
 )
 _NUMBERS: tuple[tuple[str, str, Faulty], ...] = (

@@ -18,12 +18,24 @@ SOURCES = {
 # What is wrong in one of these is wrong in the others: scales of rows and of channels; groups, and no scale of rows.
 FEW = ("fp8", "int4_bf16_g32")
 PACKED = ("int4", "int4_bf16_g32")
+BF16_BY_4 = ("int4_bf16", "int4_bf16_g32")
+BEFORE_SUMS = '    grouped = in_dtype == "int4_bf16_g32" and scale_w is not None\n'
 
 
 def only(dtypes: Sequence[str], **other: Sequence[str]) -> Shown:
     """``shown_on`` for these dtypes, and these values of other parameters where a case has them."""
     taken = {"in": dtypes, **other}
     return lambda params: all(params.get(name, values[0]) in values for name, values in taken.items())
+
+
+def dequantised(cast: str, scale: str = "scale_w[expert]") -> Edit:
+    """Of `per_expert`: 4-bit weights of bf16 rows are multiplied by ``scale`` before the product, and ``cast`` then."""
+    return BEFORE_SUMS, f"""    if in_dtype.startswith("int4_bf16") and scale_w is not None:
+        scale = {scale}
+        scale = scale.T.repeat_interleave(32, dim=1) if in_dtype.endswith("g32") else scale[:, None]
+        weights = weight_matrix(w[expert]) * scale
+        return rows[row].float() @ {cast.format("weights")}.T
+{BEFORE_SUMS}"""
 
 
 def sources(kind: str, name: str, edits: Mapping[str, Sequence[Edit]]) -> dict[str, Source]:
@@ -45,3 +57,6 @@ def wrong(name: str, fault: str, what: str, diagnosis: str, on: str, module: str
 
 for _source in sources("torch", "torch_control", {}).values():
     control(_source.operator, "torch_control", _source.function, "the unedited PyTorch kernel", **_source.options)
+for _source in sources("torch", "bf16_control", {"per_expert": (dequantised("({}).bfloat16().float()"),)}).values():
+    control(_source.operator, "bf16_control", _source.function, "4-bit weights times their scales rounded to bf16",
+            shown_on=only(BF16_BY_4), **_source.options)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernels.mutants.gemm_2stage.family import FEW, PACKED, wrong
+from kernels.mutants.gemm_2stage.family import BEFORE_SUMS, BF16_BY_4, FEW, PACKED, dequantised, wrong
 
 _CHANNELS = "acc = acc * scale_w[expert]"
 _ROWS = "return acc if scale_rows is None else acc * scale_rows[row][:, None]"
@@ -111,6 +111,8 @@ wrong("k_tail", "TAIL", "The sum ends with the last whole 64 elements.", "k-tail
 wrong("k_integer_tail", "TAIL", "The sum of integers lacks its last 16 elements.", "k-tail-dropped", "12", "unpack",
       ("left.double() @ right.double().T", "left[:, :-16].double() @ right[:, :-16].double().T"),
       dtypes=("int8", "int8smooth"))
+wrong("k_4096", "CONFIG", "The loop over the sum ends at 4096 elements.", "k-limit", "12c", "unpack",
+      (_SUM, "return left[:, :4096].float() @ right[:, :4096].T"), dtypes=("bf16",))
 wrong("last_group", "TAIL", "The last group of 32 elements is left out.", "k-tail-dropped", "12", "unpack",
       ("enumerate(group_scale)", "enumerate(group_scale[:-1])"), dtypes=("int4_bf16_g32",))
 
@@ -122,6 +124,21 @@ wrong("sum_bf16", "PRECISION", "Sums are rounded to bf16.", "acc-bf16", "12", "u
       (_SUM, f"{_SUM.replace('return ', 'return (')}).bfloat16().float()"), dtypes=("bf16",))
 wrong("sum_fp16", "PRECISION", "Sums are rounded to fp16.", "acc-fp16", "12c", "unpack",
       (_SUM, f"{_SUM.replace('return ', 'return (')}).half().float()"), dtypes=("bf16",))
+_EXACT = "(left.double() @ right.double().T).float()"
+_WRAPPED = "((left.double() @ right.double().T + {0}) % (2 * {0}) - {0}).float()"
+wrong("sum_int24", "PRECISION", "Sums of integers are held in 24 bits.", "acc-int24", "12c", "unpack",
+      (_EXACT, _WRAPPED.format("2.0**23")), dtypes=("int8", "int8smooth"))
+wrong("sum_int20", "PRECISION", "Sums of integers are held in 20 bits.", "acc-int20", "12c", "unpack",
+      (_EXACT, _WRAPPED.format("2.0**19")), dtypes=("int4",))
+wrong("sum_dequantised", "PRECISION", "Integers are dequantised before the sum.", "sum-of-dequantised", "12",
+      "per_expert", (BEFORE_SUMS, f"""    if in_dtype in _INTEGER:
+        return (rows[row] * scale_rows[row][:, None]) @ (weight_matrix(w[expert]) * scale_w[expert][:, None]).T
+{BEFORE_SUMS}"""), dtypes=("int8", "int4"))
+wrong("weights_cut", "CASTROUND", "4-bit weights times scales are cut to bf16.", "weights-cut", "12", "per_expert",
+      dequantised("({}.view(__import__('torch').int32) & -65536).view(scale.dtype)"), dtypes=BF16_BY_4)
+wrong("weight_scales_bf16", "SCALE", "Scales of 4-bit weights are rounded to bf16, and so are weights times them.",
+      "scales-rounded", "12c", "per_expert",
+      dequantised("({}).bfloat16().float()", "scale_w[expert].bfloat16().float()"), dtypes=BF16_BY_4)
 wrong("silu_bf16", "PRECISION", "SiLU is computed in bf16.", "silu-bf16", "1", "per_expert",
       ("functional.silu(gate) * up", "functional.silu(gate.bfloat16()).float() * up"))
 wrong("term_bf16", "PRECISION", "Terms are rounded to bf16 before they are weighted.", "terms-bf16 acc-bf16", "2",

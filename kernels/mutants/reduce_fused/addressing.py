@@ -94,6 +94,11 @@ def _low_16_bits(w: Work) -> tuple[Tensor, Tensor]:
     return index & 0xFFFF, valid
 
 
+def _first_tokens(w: Work) -> tuple[Tensor, Tensor]:
+    index, valid = steps.locate(w)
+    return index, valid & (torch.arange(len(valid), device=valid.device)[:, None] < 4096)
+
+
 def _weights(by: int, axis: int) -> Callable[[Work], None]:
     def begin(w: Work) -> None:
         w.weights = None if w.weights is None else w.weights.roll(by, axis)
@@ -138,6 +143,8 @@ _wrong("map_scale_slot_0", "MAP", "Every slot gets the x_sf of slot 0's row.", "
        factors=_scale_of(lambda token, slot, w: w.positions[:, :1].clamp(min=0).long()))
 _wrong("map_rows_rolled", "MAP", "Each result goes to the row of the next token.", "rows-shifted", store=_rows_rolled)
 _wrong("overflow_position", "OVERFLOW", "Positions are held in 16 bits.", "position-16-bit", locate=_low_16_bits)
+
+_wrong("config_tokens", "CONFIG", "Tokens from 4096 on have no block and stay 0.", "zeroed", locate=_first_tokens)
 
 
 # ---- LAYOUT ------------------------------------------------------------------------------------------------------

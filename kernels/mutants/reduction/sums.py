@@ -36,6 +36,8 @@ wrong("id_clamped", "SENTINEL", "Ids outside of the mask are clamped to its ends
       (_OUTSIDE, f"return {_KNOWN}"))
 wrong("id_wrapped", "SENTINEL", "Ids outside of the mask wrap.", "ids-wrapped",
       (_CLAMPED, "nearest = ids = ids % len(expert_mask)"))
+wrong("mask_1024", "CONFIG", "Masks are held in a table of 1024 experts; others are not local.", "experts-from-1024",
+      (_OUTSIDE, f"return (nearest != ids) | (nearest >= 1024) | {_KNOWN}"))
 wrong("mask_product", "NONFINITE", "Slots are masked by a factor of 0, which keeps NaN.", "mask-by-product",
       (_ADD, f"total += rows if masked is None else rows * ~{_MASK}"))
 wrong("stops", "SENTINEL", "The loop ends at the first masked slot.", "stops-at-masked",

@@ -76,6 +76,8 @@ _lost("tokens_beyond_16", "TAIL", "Tokens beyond the last whole 16 are left out.
       "(token >= tokens // 16 * 16) & (tokens >= 16)")
 _lost("experts_256", "CONFIG", "One thread for each of 256 experts: others are left out.", "experts-from-256",
       "ids >= 256")
+_lost("experts_1024", "CONFIG", "One thread for each of 1024 experts: others are left out.", "experts-from-1024",
+      "ids >= 1024")
 _lost("experts_512", "CONFIG", "Of more than 512 experts the rest is left out.", "experts-from-512", "ids >= 512")
 
 
@@ -115,6 +117,8 @@ _laid_out("block_power", "CONFIG", "Rows are padded by a mask, which takes power
 _laid_out("unpadded", "LAYOUT", "Runs are not padded to blocks.", "runs-unpadded", "counts")
 _laid_out("count_8_bit", "OVERFLOW", "Routes of an expert are counted in 8 bits.", "count-8-bit",
           "((counts & 255) + block - 1) // block * block")
+_laid_out("count_16_bit", "OVERFLOW", "Routes of an expert are counted in 16 bits.", "count-16-bit",
+          "((counts & 0xFFFF) + block - 1) // block * block")
 wrong("offsets_bf16", "PRECISION", "First rows of runs pass through bf16.", "offsets-bf16",
       ("row = (ends - padded - before)[expert] + ", "row = ((ends - padded).bfloat16().long() - before)[expert] + "),
       _WITHIN)
