@@ -26,7 +26,7 @@ _SMALL = _POINT + "-data:subnormal_codes"
 # mutant, operator, case, cause
 NAMED = [
     *(("between_fp32", "moe_gemm_2stage", _POINT.format(dtype, "f16", "yes"), "between-unrounded")
-      for dtype in ("fp8", "int8", "bf16", "int4_bf16_g32")),
+      for dtype in ("fp8", "int8", "bf16")),
     ("requantise_to_zero", "moe_gemm_2stage", _POINT.format("fp8", "bf16", "no"), "requantise-cut"),
     ("requantise_to_zero", "moe_gemm_2stage", _POINT.format("fp8", "f16", "no-encoding:fnuz"), "requantise-cut"),
     ("requantise_floor", "moe_gemm_2stage", _POINT.format("fp8", "f16", "yes"), "requantise-epsilon"),
