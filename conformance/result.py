@@ -17,6 +17,7 @@ from conformance.registry import arch, import_root, matrix, operator, selector
 STATES = ("pass", "expected", "fail", "error", "crash", "timeout", "not-run")
 
 
+NOT_LOOKED_FOR = "not looked for"  # the cause of a failure, in its details: others of the kernel were diagnosed
 REJECTED = "rejected"  # the path of a case whose arguments a kernel may refuse, and did
 
 

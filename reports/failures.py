@@ -7,7 +7,8 @@ up to a limit, and the full details of a varied selection; the record file keeps
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from reports.explain import explain
@@ -20,6 +21,7 @@ MESSAGE_CHARACTERS = 300_000  # for all distinct messages together
 LONGEST_MESSAGE = 1_000
 LONGEST_TRACE = 6_000
 LONGEST_DETAIL = 2_000
+MOST_CAUSES = 12  # of those that known faults explain, and of the others
 MOST_RULES = 40  # groups of failures that get an explanation
 
 
@@ -88,6 +90,28 @@ def in_common(rows: Sequence[Result]) -> list[tuple[str, str, str]]:
     return found
 
 
+def diagnosis(row: Result) -> Mapping[str, Any]:
+    """What a failure was diagnosed as; empty where it was not."""
+    found = (row.details or {}).get("diagnosis")
+    return found if row.failing and isinstance(found, dict) and isinstance(found.get("sentence"), str) else {}
+
+
+def causes(rows: Iterable[Result]) -> list[tuple[str, str, int]]:
+    """(kernel, sentence, results) of what failures were diagnosed as, by known faults first, then the most results."""
+    found: Counter[tuple[str, str]] = Counter()
+    unexplained: Counter[tuple[str, str]] = Counter()
+    for row in rows:
+        if told := diagnosis(row):
+            (found if told.get("explained") else unexplained)[row.kernel, told["sentence"]] += 1
+    most = (*found.most_common(MOST_CAUSES), *unexplained.most_common(MOST_CAUSES))
+    return [(kernel, text, count) for (kernel, text), count in most]
+
+
+def diagnosed_first(rows: Iterable[Result]) -> list[Result]:
+    """The rows in their order, but those that say why they failed before the others."""
+    return sorted(rows, key=lambda row: not diagnosis(row))
+
+
 def details(rows: Sequence[Result]) -> dict[int, dict[str, Any]]:
     """Row number -> what is kept of some failures only. Groups take turns, so that each is represented."""
     numbers: dict[str, list[int]] = {}
@@ -96,7 +120,7 @@ def details(rows: Sequence[Result]) -> dict[int, dict[str, Any]]:
             numbers.setdefault(group_key(row), []).append(number)
     kept: dict[int, dict[str, Any]] = {}
     left = DETAIL_CHARACTERS
-    for number in _in_turn(list(numbers.values())):
+    for number in _in_turn([sorted(group, key=lambda n: not diagnosis(rows[n])) for group in numbers.values()]):
         entry = _detail(rows[number])
         left -= len(embedded(entry))
         if left < 0 or len(kept) == MOST_DETAILS:
@@ -115,10 +139,18 @@ def _detail(row: Result) -> dict[str, Any]:
     if row.first:
         entry["first"] = {key: spelled(value) for key, value in row.first.items()}
     if row.details:
-        entry["details"] = {key: clip(spelled(value), LONGEST_DETAIL) for key, value in row.details.items()}
+        told = {key: value for key, value in row.details.items() if key != "diagnosis" or not diagnosis(row)}
+        entry["details"] = {key: clip(spelled(value), LONGEST_DETAIL) for key, value in told.items()}
+        if diagnosis(row):
+            entry["diagnosed"] = clip(_said(diagnosis(row)), LONGEST_DETAIL)
     if row.trace:
         entry["trace"] = clip(row.trace, LONGEST_TRACE)
     return {key: value for key, value in entry.items() if value}
+
+
+def _said(found: Mapping[str, Any]) -> str:
+    others = [str(one) for one in found.get("others") or ()]
+    return str(found["sentence"]) + (f"; as well as: {', '.join(others)}" if others else "")
 
 
 def spelled(value: Any) -> str:

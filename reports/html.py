@@ -7,7 +7,7 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup
 
-from reports import columnar, text
+from reports import columnar, failures, text
 from reports.architecture import architecture
 from reports.digest import Digest
 from reports.identity import facts, sizes_notice
@@ -37,6 +37,8 @@ def render(records: Records, digest: Digest) -> str:
         facts=facts(records),
         sizes_notice=sizes_notice(records.run),
         replaced=records.replaced,
+        causes=failures.causes(records.results),
+        common=failures.in_common(records.results),
         timings=records.run.bench and records.path.with_name(f"{records.run.arch}.bench.jsonl").exists(),
         states=text.labels(STATES, records.run.here),
         signs=text.signs(records.run.here),

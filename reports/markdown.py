@@ -31,6 +31,7 @@ def render(records: Records, digest: Digest) -> str:
         *_problems(records, digest),
         _kernels(digest.kernels, words),
         _tiers(digest.tiers, words),
+        *_causes(records),
         *_rules(records),
         *_first_failures(records, digest),
         *_not_run(digest),
@@ -94,6 +95,12 @@ def _problems(records: Records, digest: Digest) -> list[str]:
     return ["\n".join(f"- {escaped(clip(line, LONGEST))}" for line in lines[:MOST_REASONS])]
 
 
+def _causes(records: Records) -> list[str]:
+    lines = [f"- {code(clip(kernel, 80))}, {count} results: {escaped(clip(text, LONGEST))}"
+             for kernel, text, count in failures.causes(records.results)]
+    return ["### What failures were diagnosed as", "\n".join(lines)] if lines else []
+
+
 def _rules(records: Records) -> list[str]:
     lines = [f"- {code(clip(kernel, 80))} {escaped(kind)}: {escaped(clip(text, LONGEST))}"
              for kernel, kind, text in failures.in_common(records.results)[:MOST_RULES]]
@@ -103,7 +110,8 @@ def _rules(records: Records) -> list[str]:
 def _first_failures(records: Records, digest: Digest) -> list[str]:
     if not digest.failing:
         return []
-    shown = _varied(failures.groups(records.results))
+    groups = failures.groups(records.results)
+    shown = _varied({key: failures.diagnosed_first(rows) for key, rows in groups.items()})
     title = (
         "### Failures" if digest.failing <= len(shown) else f"### {len(shown)} of {digest.failing} failures"
     )

@@ -51,6 +51,7 @@ CASES = [
     sample(tokens=13, topk=2, data="high", scales="subnormal", weights="yes", xsf="no"),
     sample(tokens=13, topk=2, data="high", scales="subnormal", weights="no", xsf="yes"),
     sample(tokens=13, topk=2, data="high", sf="subnormal", routing="shuffled", **{"in": "bf16", "out": "e4m3"}),
+    sample(tokens=4099, topk=2, hidden=256, **{"in": "bf16", "out": "bf16"}),
     sample(send=4001, topk=2, experts=72, ranks=8, hidden=2048),
 ]
 CASES[-1] = replace(CASES[-1], params={k: v for k, v in CASES[-1].params.items() if k not in ("tokens", "routing")})
@@ -224,9 +225,12 @@ def test_a_passing_case_is_never_looked_into(monkeypatch):
 
 def test_of_a_thousand_failures_few_are_diagnosed():
     allowance = Allowance()
-    granted = [number for number in range(1, 1001) if allowance.grants("k")]
+    granted = [number for number in range(1, 1001) if allowance.grants("k", "budget")]
     assert granted == [1, 2, 3, 4, 8, 16, 32, 64, 128, 256, 512]
-    assert allowance.grants("other")
+    assert allowance.grants("other", "budget")
+    assert allowance.grants("k", "nan-map")
+    few = Allowance(2)
+    assert [few.grants("k", kind) for kind in ("budget", "nan-map", "exact")] == [True, True, False]
 
 
 def test_diagnoses_end_when_their_time_is_spent(monkeypatch):
@@ -235,10 +239,10 @@ def test_diagnoses_end_when_their_time_is_spent(monkeypatch):
     allowance = Allowance()
     with allowance:
         pass
-    assert allowance.grants("k") and not allowance.grants("k")
+    assert allowance.grants("k", "budget") and not allowance.grants("k", "budget")
     with allowance:
         pass
-    assert not allowance.grants("another")
+    assert not allowance.grants("another", "budget")
 
 
 def test_a_fault_of_the_diagnosis_does_not_hide_the_failure(monkeypatch):

@@ -51,10 +51,11 @@ def run_suite(site: Path, *arguments: str) -> tuple[subprocess.CompletedProcess[
 
 def test_the_example_passes_the_smoke_tier_through_its_entry_point(tmp_path: Path) -> None:
     install_example(tmp_path)
-    done, results = run_suite(tmp_path, "--kernels", "my_reduce", "--tier", "smoke")
+    done, results = run_suite(tmp_path, "--kernels", "reduce_of_a_package", "--tier", "smoke")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr
     assert len(results) == 48
-    assert {(r["kernel"], r["state"], r["promised"]) for r in results} == {("my_reduce", "pass", "within-budget")}
+    found = {(r["kernel"], r["state"], r["promised"]) for r in results}
+    assert found == {("reduce_of_a_package", "pass", "within-budget")}
     assert (tmp_path / "pages" / "cpu.html").exists()
 
 
@@ -64,15 +65,15 @@ def test_a_kernel_that_drops_the_last_slot_fails_and_the_message_names_it(tmp_pa
     right = module.read_text()
     assert right.count(".sum(dim=1)") == 1
     module.write_text(right.replace(".sum(dim=1)", "[:, :-1].sum(dim=1)"))
-    done, results = run_suite(tmp_path, "--kernels", "my_reduce", "--tier", "smoke", "-x")
+    done, results = run_suite(tmp_path, "--kernels", "reduce_of_a_package", "--tier", "smoke", "-x")
     assert done.returncode == 1
     bad = [r for r in results if r["state"] == "fail"]
     assert len(bad) == 1
-    for part in (bad[0]["case"], "my_reduce"):
+    for part in (bad[0]["case"], "reduce_of_a_package"):
         assert part in bad[0]["message"] and part in done.stdout
     assert bad[0]["case"].startswith("moe_reduce_fused/")
     assert bad[0]["rerun"] in done.stdout
-    assert "\n  diagnosed: 1 of my_reduce: the last slot is left out\n" in done.stdout
+    assert "\n  diagnosed: 1 of reduce_of_a_package: the last slot is left out\n" in done.stdout
 
 
 def test_readmes_kernel_passes_when_named_by_module(tmp_path: Path) -> None:

@@ -167,6 +167,9 @@ def test_an_unknown_tier_lists_the_known_ones(of: Matrix) -> None:
 # ---- edge families ----------------------------------------------------------------------------------------------
 
 
+LONG = {"F27-extents"}  # few cases, too long for a pull request
+
+
 def test_every_family_has_cases_a_reason_and_a_source(of: Matrix) -> None:
     cases = of.cases("edge")
     counts = Counter(case.family for case in cases)
@@ -175,7 +178,7 @@ def test_every_family_has_cases_a_reason_and_a_source(of: Matrix) -> None:
     assert len({case.id for case in cases}) == len(cases) > 350
     for name, family in of.families.items():
         assert family.name == name
-        assert counts[name] >= (8 if not family.devices else 3)
+        assert counts[name] >= (3 if family.devices or name in LONG else 8)
         assert len(family.about) > 15
         assert "#" in family.source  # repository#number
     for edge in of.edges:
@@ -184,7 +187,8 @@ def test_every_family_has_cases_a_reason_and_a_source(of: Matrix) -> None:
 
 def test_the_smoke_part_of_every_family_that_needs_no_gpu(of: Matrix) -> None:
     smoke = Counter(case.family for case in of.cases("edge") if "smoke" in case.tiers)
-    assert smoke == {edge["family"]: edge["smoke"] for edge in of.edges if not edge.get("devices")}
+    assert smoke == {edge["family"]: edge["smoke"] for edge in of.edges
+                     if not edge.get("devices") and edge["family"] not in LONG}
     assert min(smoke.values()) >= 2
     needing = {name: family.devices for name, family in of.families.items() if family.devices}
     assert needing == {"F27-large": ("cuda",), "F29-replay": ("cuda",)}

@@ -32,14 +32,24 @@ CPU time and device time are never compared, nor times behind different flushes 
 def add_to(add: Callable[[str, str, Callable[[argparse.Namespace], int], str], argparse.ArgumentParser]) -> None:
     """Declare the commands with the command line's own ``add``."""
     bench = add("bench", "the three-way table and the pages of a file of timings", _bench, _BENCH)
-    bench.add_argument("timings", metavar="TIMINGS", type=Path, help="file of timings, JSON lines")
+    bench.add_argument("timings", metavar="TIMINGS", type=Path, help="file of timings, JSON lines, or its directory")
     bench.add_argument("--out", metavar="DIR", type=Path, help="where the pages go (default: beside the file)")
 
     diff = add("bench-diff", "two runs' timings side by side: what became slower", _diff, _DIFF)
-    diff.add_argument("first", metavar="A", type=Path, help="file of timings to compare with; may be absent")
-    diff.add_argument("second", metavar="B", type=Path, help="file of timings in question")
+    diff.add_argument("first", metavar="A", type=Path,
+                      help="file of timings to compare with, or its directory; may be absent")
+    diff.add_argument("second", metavar="B", type=Path, help="file of timings in question, or its directory")
     diff.add_argument("--threshold", metavar="X", type=float, default=_THRESHOLD,
                       help=f"relative change of a time that counts (default {_THRESHOLD:g})")
+
+
+def _file(place: Path) -> Path:
+    """The one file of timings that a path names. Raises ConformanceError for a directory with none or several."""
+    found = sorted(place.glob("*.bench.jsonl")) if place.is_dir() else [place]
+    if len(found) != 1:
+        raise ConformanceError(f"{place}: a directory with {len(found) or 'no'} files of timings (ARCH.bench.jsonl)"
+                               + (f": name one of {', '.join(path.name for path in found)}" if found else ""))
+    return found[0]
 
 
 def _read(path: Path) -> Any:
@@ -52,9 +62,10 @@ def _read(path: Path) -> Any:
 
 
 def _bench(args: argparse.Namespace) -> int:
-    run, folder = _read(args.timings), reports_folder()
+    timings, folder = _file(args.timings), reports_folder()
+    run = _read(timings)
     try:
-        pages = folder.write_bench(args.timings, args.out or args.timings.parent)
+        pages = folder.write_bench(timings, args.out or timings.parent)
     except folder.ReportError as error:
         raise ConformanceError(str(error)) from None
     print(importlib.import_module("reports.bench.text").tables(run), end="")
@@ -66,12 +77,12 @@ def _bench(args: argparse.Namespace) -> int:
 def _diff(args: argparse.Namespace) -> int:
     if not (math.isfinite(args.threshold) and args.threshold >= 0):
         raise ConformanceError(f"--threshold {args.threshold:g}: give a relative change, 0 or more, as in 0.05")
-    second = _read(args.second)
+    second = _read(_file(args.second))
     if not os.path.lexists(args.first):
         print(f"no baseline: {args.first} is not there; {len(second.timed)} timings in {args.second} stand "
               "for themselves")
         return OK if second.timed else FAILED
-    first = _read(args.first)
+    first = _read(_file(args.first))
     if first.kind and second.kind and first.kind != second.kind:
         raise ConformanceError(f"{args.first} holds {first.kind} time and {args.second} {second.kind} time: these are "
                                "never compared")

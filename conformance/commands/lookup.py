@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from conformance.cases.plan import parse_nodeid
 from conformance.environment import chosen_archs
 from conformance.errors import ConformanceError, unknown_name
 from conformance.kernel import Kernel
-from conformance.registry import ROOT, kernels, matrix, selector
+from conformance.registry import ROOT, kernels, matrices, matrix, selector
 from conformance.result import Settings, rerun_command
 
 
@@ -46,6 +47,8 @@ def find_case(text: str, data: str = "real") -> Wanted:
         if planned is None:
             raise ConformanceError(f"{text!r} is the node id of no case: expected matrices/OPERATOR.toml::KERNEL[CASE]")
         text, kernel = planned.case.id, planned.kernel
+    if re.fullmatch(r"\w+", text.strip()):
+        raise unknown_name("operator", text.strip(), matrices())
     wanted = parse_case(text)
     of = matrix(wanted.operator)
     known = list(every_case(wanted.operator).values())

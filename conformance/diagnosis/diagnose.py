@@ -60,19 +60,21 @@ class Diagnosis:
 
 
 class Allowance:
-    """Which failures this process diagnoses: of each kernel a few in a row, then ever fewer, so that a thousand cost
-    ten diagnoses and come from all parts of the matrix; when the time for all is spent only a kernel's first one, and
-    none any more after twice that time. ``first``: all that is diagnosed of each kernel, whatever the time."""
+    """Which failures this process diagnoses: of each kind of failure of a kernel a few in a row, then ever fewer, so
+    that a thousand cost ten diagnoses and come from all parts of the matrix; when the time for all is spent only the
+    first one, and none any more after twice that time. ``first``: all that is diagnosed of each kernel, whatever the
+    kind and the time."""
 
     def __init__(self, first: int | None = None) -> None:
         self._first = first
-        self._failures: Counter[str] = Counter()
+        self._failures: Counter[tuple[str, str]] = Counter()
         self._spent = 0.0
         self._started = 0.0
 
-    def grants(self, kernel: str) -> bool:
-        self._failures[kernel] += 1
-        number = self._failures[kernel]
+    def grants(self, kernel: str, kind: str) -> bool:
+        failure = kernel, kind if self._first is None else ""
+        self._failures[failure] += 1
+        number = self._failures[failure]
         if self._first is not None:
             return number <= self._first
         if self._spent >= SECONDS:

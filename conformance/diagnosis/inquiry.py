@@ -19,6 +19,7 @@ from conformance.formats import bits
 from conformance.launching.launch import Launched, Launcher
 from conformance.launching.raised import KernelRaised
 from conformance.operator import Call, Fault, FaultyOutputs, Reference, References, Results, Shared
+from conformance.result import NOT_LOOKED_FOR
 from conformance.verdicts.joint import Joint
 from conformance.verdicts.verdict import Verdict, judge
 
@@ -35,8 +36,11 @@ def explain(verdict: Verdict, launcher: Launcher, launched: Launched, joint: Joi
     result, reference = launched.results[name], joint.references.of[name]
     comparable = bool(launcher.operator.faulty_outputs) if reference.exact else result.dim() == 2
     kernel = f"{launcher.operator.name}/{launcher.kernel.name}"
-    if verdict.kind not in KINDS or not comparable or not allowance.grants(kernel):
+    if verdict.kind not in KINDS or not comparable:
         return verdict
+    if not allowance.grants(kernel, verdict.kind):
+        note = "its cause was not looked for, as that of others was: run alone, it is"
+        return replace(verdict, message=f"{verdict.message} ({note})", details={"cause": NOT_LOOKED_FOR})
     try:
         said = io.StringIO()  # what the kernel prints was printed by the failed launch
         with allowance, contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):

@@ -11,6 +11,7 @@ import datetime
 import fcntl
 import hashlib
 import json
+import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,8 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from conformance.errors import ConformanceError
+from conformance.result import NOT_LOOKED_FOR
 
 SCHEMA = 1
+_TOLD = ("form", "exception")  # kinds of failure whose message is the cause
+_LAUNCH = re.compile(r"^[^:]{1,80}\): ")
+_LONGEST = 200  # characters of such a message
 
 
 def now() -> str:
@@ -28,10 +33,15 @@ def now() -> str:
 
 
 def _cause(result: Mapping[str, Any]) -> str:
-    """The sentence that a diagnosis found for a failure, or that it found none; "" where there was no diagnosis."""
-    found = (result.get("details") or {}).get("diagnosis")
+    """The sentence that a diagnosis found for a failure, or that it found none; `NOT_LOOKED_FOR` where others of the
+    kernel were diagnosed in its stead; of a form or an exception, which needs none, the message; else ""."""
+    if result.get("kind") in _TOLD:
+        text = str(result["message"]).partition(f" on {result['kernel']}: ")[2].partition("\n")[0]
+        return _LAUNCH.sub("", text)[:_LONGEST]
+    details = result.get("details") or {}
+    found = details.get("diagnosis")
     if result["state"] != "fail" or not found:
-        return ""
+        return NOT_LOOKED_FOR if details.get("cause") == NOT_LOOKED_FOR else ""
     return str(found["sentence"]) if found.get("explained") else "no known fault explains it"
 
 

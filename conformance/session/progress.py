@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from conformance.result import NOT_LOOKED_FOR
 from conformance.runs.bench_recorder import BenchRecorder
 from conformance.runs.recorder import Recorder
 from conformance.session.pages import Made
@@ -91,8 +92,11 @@ class Display:
                 if count:
                     write(f"  not run: {count} of {kernel}: {reason}")
             for (kernel, cause), count in recorder.causes.most_common(_CAUSES):
-                if count:
+                if count and cause != NOT_LOOKED_FOR:
                     write(f"  diagnosed: {count} of {kernel}: {cause}")
+            for (kernel, cause), count in recorder.causes.items():
+                if count and cause == NOT_LOOKED_FOR:
+                    write(f"  not diagnosed: {count} more of {kernel}: run one by itself to have its cause looked for")
             for sentence in _first_of_each(made.common.get(arch, ())):
                 write(f"  in common: {sentence}")
             for problem in recorder.problems():

@@ -43,6 +43,8 @@ class Verdict:
 
 def check_form(result: Any, form: Output, device: torch.device, in_place: bool = False) -> str | None:
     """What is wrong with the form of ``result``, or None. ``in_place``: it is the buffer that the kernel was given."""
+    if result is None and not in_place:
+        return "it has no parameter for the output, so it must return its result, and returned None"
     if not isinstance(result, Tensor):
         return f"returned {type(result).__name__} instead of a tensor"
     if type(result) not in (Tensor, torch.nn.Parameter):

@@ -6,7 +6,7 @@ from conformance import kernel
 
 
 @kernel("moe_reduce_fused", promise="within-budget", about="example: gather, scale, sum")
-def my_reduce(x, token_topk_to_pos, *, topk_weights=None, x_sf=None, sf=None, out):
+def reduce_of_a_package(x, token_topk_to_pos, *, topk_weights=None, x_sf=None, sf=None, out):
     """Fill ``out`` [T, H] with the sum over slots of x[position] * weight * x_sf[position], times sf."""
     if len(x) == 0:  # then every slot is padding
         return out.zero_()

@@ -27,6 +27,7 @@ function detail(row) {
     ["budget fraction", raw.budget[row] === -1 ? null : fractionText(raw.budget[row], 4)],
     ["largest error", raw.error[row] === -1 ? null : numberText(raw.error[row])],
     ["wrong elements", wrongOf.has(row) ? `${wrongOf.get(row)} of ${elementsOf.get(row) || 0}, ${percent(wrongOf.get(row), elementsOf.get(row))}` : null],
+    ["diagnosed as", kept.diagnosed],
     ...Object.entries(kept.first || {}).map(([key, value]) => [`first mismatch: ${key}`, value]),
     ...Object.entries(kept.details || {}), ["path", o.path], ["lane", o.lane], ["went no further", o.stopped], ["expected", o.expected],
     ["time", raw.seconds[row] === -1 ? null : `${numberText(raw.seconds[row])} s`], ["worker", kept.worker],

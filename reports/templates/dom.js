@@ -31,7 +31,7 @@ function fractionText(value, digits) {
 }
 // For comparing: NaN above infinity above all numbers, absent below.
 const numberOrder = (value) => (value === -2 ? Infinity : value === -3 ? Infinity : value);
-const percent = (part, whole) => (!whole ? "–" : !part ? "0 %" : part === whole ? "100 %" : `${(100 * part / whole).toPrecision(2)} %`);
+const percent = (part, whole) => (!whole ? "–" : !part ? "0 %" : part === whole ? "100 %" : `${Math.min(99.9, Number((100 * part / whole).toPrecision(part / whole > 0.99 ? 3 : 2)))} %`);
 
 function sign(state) {
   return h("span", { class: `sign s-${raw.marks[state]}`, "aria-hidden": "true" }, raw.signs[state]);

@@ -9,8 +9,9 @@ function failureGroups(rows) {
     if (!groups.has(key)) groups.set(key, { key, kernel: kernelOf[row], state: o.state, kind: o.kind || "", rows: [] });
     groups.get(key).rows.push(row);
   }
-  // Those with kept details first: they say more.
-  for (const group of groups.values()) group.rows.sort((a, b) => (b in raw.details) - (a in raw.details) || a - b);
+  // Those that were diagnosed first, then those with kept details: they say more.
+  const says = (row) => (row in raw.details ? (raw.details[row].diagnosed ? 2 : 1) : 0);
+  for (const group of groups.values()) group.rows.sort((a, b) => says(b) - says(a) || a - b);
   const contradicts = (group) => raw.contradictions.includes(group.kind);
   return [...groups.values()].sort((a, b) => contradicts(b) - contradicts(a) || severityOf[a.state] - severityOf[b.state] || b.rows.length - a.rows.length);
 }
