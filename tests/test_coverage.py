@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -117,6 +118,13 @@ def test_what_was_chosen_is_kept_and_chosen_again_when_damaged(tmp_path: Path, m
     assert covering_subset(cases, 42) == first and not calls
     note.write_bytes(note.read_bytes()[:-2])
     assert covering_subset(cases, 42) == first and len(calls) == 1
+    last = first[:-1]
+    for wrong in ([0], last, [*last, 10**9], [-1, *first[1:]], first[::-1], [*last, True], [*last, last[-1]], {}, 3):
+        coverage_module.keep(note, json.dumps(wrong))
+        assert covering_subset(cases, 42) == first, wrong
+    coverage_module.keep(note, "[" * 100_000)
+    assert covering_subset(cases, 42) == first
+    calls[1:] = []
     others = [covering_subset(cases, 41), covering_subset(cases, 42, ("k0", "k2")), covering_subset(cases[:-1], 42)]
     assert len(calls) == 4 and len(list((tmp_path / "covering").iterdir())) == 4
     assert [len(other) for other in others] == [41, 42, 42]

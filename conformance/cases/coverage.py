@@ -57,11 +57,22 @@ def covering_subset(cases: Sequence[Params], size: int, spread: Sequence[str] = 
         return _chosen(cases, size, spread)
     question = json.dumps([[list(params.items()) for params in cases], size, list(spread), _this_module()])
     note = cache_dir() / "covering" / hashlib.sha256(question.encode()).hexdigest()[:32]
-    if (known := kept(note)) is not None:
-        return list(json.loads(known))
+    if (known := _kept(note, size, len(cases))) is not None:
+        return known
     found = _chosen(cases, size, spread)
     keep(note, json.dumps(found))
     return found
+
+
+def _kept(note: Path, size: int, count: int) -> list[int] | None:
+    """The indices that a note holds; None unless they are ``size`` different ones of ``count``, ascending: anybody may
+    have written to a folder that is shared, and a run of fewer cases would pass."""
+    try:
+        found = json.loads(kept(note) or "")
+        right = len(found) == size and all(type(index) is int for index in found) and sorted({*found}) == found
+        return found if right and found[0] >= 0 and found[-1] < count else None
+    except (ValueError, TypeError, RecursionError):
+        return None
 
 
 @functools.cache

@@ -4,7 +4,7 @@
     bm       rows of a routing block                        in     name of a mode in `dtypes`
     mode     atomic or reduce (stage 2)                     out    f16, bf16, f32
     mask     which experts are here, see `draw`             values   of the mask: one, or any value but 0
-    routing  how tokens choose experts, see `draw`          weights  of the routes: share, signed, nan
+    routing  how tokens choose experts, see `draw`          weights  of the routes: one of `WEIGHTS`
     runs     order of an expert's rows: by token, or shuffled
     data     one of `DATA`                                  encoding of fp8: ocp or fnuz
     rule     of re-quantisation between the stages          doweight  where stage 1 applies the routing weight
@@ -27,6 +27,7 @@ from references.moe_gemm_2stage.storage import STORED
 MASKS = ("no", "yes", "other", "lower", "upper", "one", "none", "all")
 ROUTINGS = ("skewed", "even", "one_expert", "sentinel")
 RUNS = ("by_token", "shuffled")
+WEIGHTS = ("share", "signed", "large", "subnormal", "nan")
 DATA = ("real", "coded", "exact", "zero_rows", "large", "larger", "overflow", "nonfinite", "nan_weights",
         "nan_blocks", "scales", "block_tops", "subnormal_channels", "subnormal_rows", "subnormal_codes", "one_sign")
 DOWEIGHT = {"none": "none", "after": "after", "gate": "gate", "gate_and_up": "gate-and-up"}

@@ -180,7 +180,9 @@ def shuffled_runs(found: sorting.Sorted, tokens: int, seed: int) -> sorting.Sort
 def routing_weights(of: Extents, data: str, kind: str, seed: int, device: torch.device) -> Tensor:
     """fp32 [T, k], strongly uneven, each row's sum 1 up to rounding; powers of two for exact sums.
 
-    ``kind`` "signed": a third of them negative, a sixth 0, and a few of those -0. "nan": an eighth of them NaN.
+    ``kind`` "signed": a third of them negative, a sixth 0, and a few of those -0. "large": a quarter as they are, the
+    others times 2.5 (a factor that models have), 16 and -40. "subnormal": those of every other token below 2^-126.
+    "nan": an eighth of them NaN.
     """
     shape = of.tokens, of.topk
     if data == "coded":
@@ -197,6 +199,11 @@ def routing_weights(of: Extents, data: str, kind: str, seed: int, device: torch.
         found *= torch.tensor([1.0, 1.0, 1.0, -1.0, -1.0, 0.0], device=device)[
             integers(shape, 0, 6, seed + _WEIGHT_SEED + 1, device)]
         found[::4] *= -1.0
+    elif kind == "large":
+        found *= torch.tensor([1.0, 2.5, 16.0, -40.0], device=device)[
+            integers(shape, 0, 4, seed + _WEIGHT_SEED + 1, device)]
+    elif kind == "subnormal":
+        found[::2] *= 2.0**-126
     elif kind == "nan":
         found[integers(shape, 0, 8, seed + _WEIGHT_SEED + 1, device) == 0] = math.nan
     return found

@@ -116,7 +116,7 @@ def _draw(case: Case, sizes: str, device: torch.device, seed: int) -> _Drawn:
     routing = cases.choice(case, "routing", cases.ROUTINGS, "skewed")
     mask = draw.expert_mask(of, cases.choice(case, "mask", cases.MASKS, "no"), case.get("values", "one"), seed, device)
     ids = draw.experts_of(of, routing, seed, device, mask)
-    signs = cases.choice(case, "weights", ("share", "signed", "nan"), "share")
+    signs = cases.choice(case, "weights", cases.WEIGHTS, "share")
     weights = draw.routing_weights(of, data, signs, seed, device)
     found = sorting.sort(ids, weights, of.experts, of.block, mask)
     if cases.choice(case, "runs", cases.RUNS, "by_token") == "shuffled":

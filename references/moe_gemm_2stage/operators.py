@@ -41,6 +41,8 @@ _POLICIES = {
     "pass. Data with terms of thousands has no published tolerance.",
     "e8m0": "a scale per 32 elements; byte 0 is 2^-127 and not 0, 255 is NaN, of a block's sums as well. Packed e2m1 "
     "has the even k in the low nibble. Scales of rows stand at the route's place in the sorted list.",
+    "sign of scales": "fp32 scales are positive; what comes of others is open.",
+    "subnormal rows": "bf16 rows are not drawn below 2^-126, and may count as 0 there.",
     "subnormal scales": "count, in e8m0 and in fp32: none is flushed to 0. CUDA and HIP keep them unless told "
     "otherwise, as by nvcc's -ftz=true, which -use_fast_math contains.",
     "order": "of sums within a row any; of slots in atomic mode any, each addition rounded to the output's format.",

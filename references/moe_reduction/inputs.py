@@ -105,7 +105,8 @@ def _experts(valid: Tensor, kind: str, seed: int) -> tuple[Tensor, Tensor]:
     ``kind``: "inside", distinct local experts for valid slots and distinct others for invalid ones, the last expert
     local; "outside", ids of invalid slots lie outside [0, E), half of them where counting from the end, or modulo E,
     leads to a local expert; "same", all valid slots of a token take one expert; "one", E is 1, its expert local, and
-    invalid slots have ids outside; "many", inside, of so many experts that no small table holds them.
+    invalid slots have ids outside; "many", inside, of so many experts that no small table holds them; "all", inside,
+    but every expert is local where every slot is valid.
     """
     (tokens, topk), device = valid.shape, valid.device
     if kind == "one":
@@ -116,14 +117,18 @@ def _experts(valid: Tensor, kind: str, seed: int) -> tuple[Tensor, Tensor]:
     order = torch.argsort(integers((2 * half - 1,), 0, 1 << 24, seed + 11, device), stable=True)
     local[order[: half - 1]] = True
     local[-1] = True
+    if kind == "all" and bool(valid.all()):
+        local[:] = True
     shift = integers((tokens, 1), 0, half, seed + 12, device)
     step = {"same": 0, "many": half // topk}.get(kind, 1)
     pick = (torch.arange(topk, device=device) * step + shift) % half
-    ids = torch.where(valid, local.nonzero().flatten()[pick], (~local).nonzero().flatten()[pick])
+    ids = local.nonzero().flatten()[pick]
+    if not bool(local.all()):
+        ids = torch.where(valid, ids, (~local).nonzero().flatten()[pick])
     if kind == "outside":
         ids = torch.where(valid, ids, _outside(valid.shape, local, seed))
-    elif kind not in ("inside", "same", "many"):
-        raise ConformanceError(f"ids:{kind} is none of inside, outside, same, one, many")
+    elif kind not in ("inside", "same", "many", "all"):
+        raise ConformanceError(f"ids:{kind} is none of inside, outside, same, one, many, all")
     return ids.to(torch.int32), local
 
 

@@ -133,12 +133,15 @@ def _block_tails(case: Case, tokens: int, topk: int, experts: int, seed: int, de
 
 
 def _unruly(ids: Tensor, kind: str, experts: int, seed: int) -> Tensor:
-    """holes: -1 in a fifth of the slots, and one token with nothing else. wild: all kinds of ids outside [0, E).
+    """holes: -1 in a fifth of the slots, and one token with nothing else. wild: all kinds of ids outside [0, E), among
+    them such as are an expert's in their low 8, 16 or 24 bits.
     duplicates: in every other token the last slot repeats the first."""
     ids = ids.clone()
     if kind in ("holes", "wild"):
-        wild = (-1, -2, -experts, -experts - 1, -(1 << 31), experts, experts + 7, (1 << 31) - 1)
-        outside = (-1,) if kind == "holes" else wild
+        wild = [-1, -2, -experts, -experts - 1, -(1 << 31), experts, experts + 7, (1 << 31) - 1]
+        wild += [part for bits in (8, 16, 24) for part in (1 << bits, (1 << bits) + experts - 1, -(1 << bits))
+                 if not 0 <= part < experts]
+        outside = [-1] if kind == "holes" else wild
         known = torch.tensor(outside, dtype=ids.dtype, device=ids.device)
         bad = integers(tuple(ids.shape), 0, 5, seed + 4, ids.device) == 0
         bad[len(ids) // 2 : len(ids) // 2 + 1] = True
