@@ -624,7 +624,7 @@ def test_a_result_that_is_missing_when_it_is_asked_for_again() -> None:
 
 
 @pytest.mark.parametrize(("body", "message"), [
-    (lambda given, dtype: None, "returned NoneType instead of a tensor"),
+    (lambda given, dtype: None, "it has no parameter for the output, so it must return its result, and returned None"),
     (lambda given, dtype: (right(**given, dtype=dtype),), "returned tuple instead of a tensor"),
     (lambda given, dtype: right(**given, dtype=torch.float64), "dtype is torch.float64, torch.float32 is required"),
     (lambda given, dtype: right(**given, dtype=dtype)[:, :255], "shape is (9, 255), (9, 256) is required"),

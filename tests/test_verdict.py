@@ -477,7 +477,7 @@ def test_saturation_of_e4m3() -> None:
 
 
 @pytest.mark.parametrize(("result", "message"), [
-    (None, "returned NoneType instead of a tensor"),
+    (None, "it has no parameter for the output, so it must return its result, and returned None"),
     ([1.0], "returned list instead of a tensor"),
     (torch.zeros(2, 256, dtype=torch.float64), "dtype is torch.float64, torch.float32 is required"),
     (torch.zeros(256, 2), "shape is (256, 2), (2, 256) is required"),
