@@ -85,6 +85,16 @@ def test_exit_codes_and_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert main(["bench-diff", str(one), str(two), "--threshold", "0.25"]) == 0
 
 
+def test_a_directory_stands_for_its_only_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for place in ("a", "b"):
+        (tmp_path / place).mkdir()
+        pair(tmp_path, [timing("fast", 1e-4)], [])[0].rename(tmp_path / place / "sm_90.bench.jsonl")
+    assert main(["bench-diff", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
+    (tmp_path / "b" / "cpu.bench.jsonl").write_text("")
+    assert main(["bench-diff", str(tmp_path / "a"), str(tmp_path / "b")]) == 2
+    assert "2 files of timings (ARCH.bench.jsonl): name one of cpu.bench.jsonl, sm_90" in capsys.readouterr().err
+
+
 def test_an_absent_baseline_is_no_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, two = pair(tmp_path, [], [timing("fast", 1e-4)])
     assert main(["bench-diff", str(tmp_path / "none.jsonl"), str(two)]) == 0

@@ -293,6 +293,8 @@ def test_report_of_no_record_file_is_one_line(capsys, tmp_path):
         (("list", "--sizes", "small"), "official, reduced"),
         (("list", "--case", "x"), "malformed case id"),
         (("show", f"other/{TINY}"), OPERATOR),
+        (("show", "moe_gem1"), "Did you mean 'moe_gemm1'"),
+        (("bench-diff", "docs", "docs"), "docs: a directory with no files of timings"),
         (("show", TINY.replace("hidden:256", "hidden:257")), "it has hidden:256"),
         (("show", f"{OPERATOR}/F00-none/tokens:1"), "F06-tokens"),
         (("show", f"tests/test_cli.py::{TINY}"), "node id of no case"),

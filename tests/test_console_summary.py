@@ -64,3 +64,37 @@ def test_two_lines_for_a_kernel_at_most(tmp_path: Path) -> None:
     said = [f"{kernel}, {kind}: all 3 results fail like this" for kernel in ("one", "two") for kind in "abc"]
     shown = summary_of(tmp_path, Made([], {"cpu": said, "sm_90": ["other, a: not of this one"]}))
     assert [line for line in shown if "in common" in line] == [f"  in common: {said[place]}" for place in (0, 1, 3, 4)]
+
+
+def test_causes_stand_first_on_the_pages_and_in_the_last_lines(tmp_path: Path) -> None:
+    """What was diagnosed, what a message says by itself, and how many failures nobody looked into."""
+    kinds = {0: ("budget", {"diagnosis": {"key": "k", "sentence": "the weights are left out", "explained": 1.0}}),
+             1: ("budget", {"cause": "not looked for"}), 2: ("exception", None)}
+
+    def change(line: Line, number: int) -> None:
+        if line["kernel"] != "per_token":
+            return
+        samples.fail(line, number)
+        kind, details = kinds[number // 3 % 3]
+        line |= {"kind": kind, "details": details, "state": "error" if kind == "exception" else "fail",
+                 "message": f"{line['case']} on per_token: raised KeyError: 'x'\nmore"}
+
+    content = samples.lines(itertools.islice(samples.official_params(), 0, 18), change)
+    records = samples.write(tmp_path / "cpu.jsonl", content)
+    made = make_pages(tmp_path, [records], [])
+    markdown, page = ((tmp_path / f"cpu.{kind}").read_text() for kind in ("md", "html"))
+    assert "- `per_token`, 6 results: the weights are left out" in markdown
+    assert page.index("<b>6</b> <span>the weights are left out <small><code>per_token") < page.index('id="counts"')
+    assert markdown.index("raised KeyError") > markdown.index("the weights are left out")
+    recorder = Recorder(tmp_path / "next" / "cpu.jsonl", samples.run_line(planned={"per_token": 18}))
+    for line in content[1:]:
+        if line["type"] == "result" and line["kernel"] == "per_token":
+            recorder.add(line)
+    display: Any = Display({"cpu": recorder})
+    display.terminal = Terminal()
+    display.summary(made, {})
+    recorder.close(True)
+    told = display.terminal.lines
+    assert "  diagnosed: 6 of per_token: the weights are left out" in told
+    assert "  diagnosed: 6 of per_token: raised KeyError: 'x'" in told
+    assert "  not diagnosed: 6 more of per_token: run one by itself to have its cause looked for" in told
